@@ -1,0 +1,101 @@
+"""fedloom: federated learning on clients whose data differ.
+
+Names are imported when they are first used: the command line answers a typing mistake without loading torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from fedloom import models as models
+    from fedloom import schedule as schedule
+    from fedloom.algorithm import Algorithm as Algorithm
+    from fedloom.algorithm import replace as replace
+    from fedloom.algorithms import fedadagrad as fedadagrad
+    from fedloom.algorithms import fedadam as fedadam
+    from fedloom.algorithms import fedadp as fedadp
+    from fedloom.algorithms import fedavg as fedavg
+    from fedloom.algorithms import fedavgm as fedavgm
+    from fedloom.algorithms import feddyn as feddyn
+    from fedloom.algorithms import fedglad as fedglad
+    from fedloom.algorithms import fedlamb as fedlamb
+    from fedloom.algorithms import fedlars as fedlars
+    from fedloom.algorithms import fednova as fednova
+    from fedloom.algorithms import fedprox as fedprox
+    from fedloom.algorithms import fedsgd as fedsgd
+    from fedloom.algorithms import fedyogi as fedyogi
+    from fedloom.algorithms import normalized_fedavg as normalized_fedavg
+    from fedloom.algorithms import scaffold as scaffold
+    from fedloom.callbacks import stop_at as stop_at
+    from fedloom.data import partition as partition
+    from fedloom.data.catalog import load as load
+    from fedloom.data.federated import FederatedData as FederatedData
+    from fedloom.data.federated import federate as federate
+    from fedloom.errors import Diverged as Diverged
+    from fedloom.errors import FedloomError as FedloomError
+    from fedloom.estimate import estimate_accumulator as estimate_accumulator
+    from fedloom.personalization import personalize as personalize
+    from fedloom.simulation import History as History
+    from fedloom.simulation import simulate as simulate
+    from fedloom.task import Task as Task
+    from fedloom.task import accuracy as accuracy
+    from fedloom.task import cross_entropy as cross_entropy
+    from fedloom.task import squared_error as squared_error
+    from fedloom.testing import check_algorithm as check_algorithm
+    from fedloom.transforms.base import Transform as Transform
+    from fedloom.transforms.base import chain as chain
+    from fedloom.transforms.base import from_torch as from_torch
+    from fedloom.types import Cohort as Cohort
+    from fedloom.upload import Upload as Upload
+    from fedloom.upload import adaptive_clip as adaptive_clip
+    from fedloom.upload import clip as clip
+    from fedloom.upload import keep as keep
+    from fedloom.upload import zeroing as zeroing
+    from fedloom.weighting import Weighting as Weighting
+    from fedloom.weighting import by_angle as by_angle
+    from fedloom.weighting import by_effective_steps as by_effective_steps
+    from fedloom.weighting import by_examples as by_examples
+    from fedloom.weighting import uniform as uniform
+
+_HOMES = {
+    "algorithm": ("Algorithm", "replace"),
+    "algorithms": (
+        *("fedadagrad", "fedadam", "fedadp", "fedavg", "fedavgm", "feddyn", "fedglad", "fedlamb", "fedlars", "fednova"),
+        *("fedprox", "fedsgd", "fedyogi", "normalized_fedavg", "scaffold"),
+    ),
+    "callbacks": ("stop_at",),
+    "data.catalog": ("load",),
+    "data.federated": ("FederatedData", "federate"),
+    "errors": ("Diverged", "FedloomError"),
+    "estimate": ("estimate_accumulator",),
+    "personalization": ("personalize",),
+    "simulation": ("History", "simulate"),
+    "task": ("Task", "accuracy", "cross_entropy", "squared_error"),
+    "testing": ("check_algorithm",),
+    "transforms.base": ("Transform", "chain", "from_torch"),
+    "types": ("Cohort",),
+    "upload": ("Upload", "adaptive_clip", "clip", "keep", "zeroing"),
+    "weighting": ("Weighting", "by_angle", "by_effective_steps", "by_examples", "uniform"),
+}
+_MODULES = {"partition": "data.partition", "models": "models", "schedule": "schedule"}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted([*_HOME, *_MODULES])
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(import_module(f"fedloom.{_HOME[name]}"), name)
+    elif name in _MODULES:
+        value = import_module(f"fedloom.{_MODULES[name]}")
+    else:
+        raise AttributeError(f"module 'fedloom' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,136 @@
+"""An algorithm is data: six slots. `init` and `apply` run the whole server side of a round as a pure function."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedloom import tree
+from fedloom.aggregate import aggregate, require
+from fedloom.errors import FedloomError, choose
+from fedloom.memory import Memory
+from fedloom.schedule import Schedule, constant
+from fedloom.transforms.base import Transform
+from fedloom.types import Cohort, Info, Needs, Params, Report, State
+from fedloom.upload import Upload
+from fedloom.weighting import Weighting
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a client does with its data: local training over epochs or steps, or one exact gradient of its whole loss."""
+
+    name: Literal["epochs", "full_gradient"] = "epochs"
+
+    def __repr__(self) -> str:
+        return f"{self.name}()"
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Six slots: `work` and `client` on a client, `upload` on what leaves it, `combine`, `server`, and `memory`."""
+
+    name: str
+    work: Work
+    client: Transform
+    upload: Upload
+    combine: Weighting
+    server: Transform
+    memory: Memory | None = None
+    client_rates: Schedule = field(default_factory=lambda: constant(1.0))  # a memory reads their sum
+
+    def init(
+        self, params: Params, population: int, *, buffers: Params | None = None, examples: Tensor | None = None
+    ) -> State:
+        """The server's state before the first round; `examples` are the clients' known counts, for the gate."""
+        if population < 1:
+            raise FedloomError(f"population: expected at least 1 client, got {population}")
+        if examples is not None and tuple(examples.shape) != (population,):
+            raise FedloomError(f"examples: expected shape ({population},), got {tuple(examples.shape)}")
+        for name, leaf in params.items():
+            if not leaf.is_floating_point():
+                raise FedloomError(f"params[{name!r}]: expected a floating dtype, got {leaf.dtype}: pass it in buffers")
+        exact = _exact(params)
+        device = next(iter(exact.values())).device
+        return State(
+            round=0,
+            population=population,
+            examples=examples,
+            buffers=dict(buffers or {}),
+            server=tree.map_state(lambda part: part.to(device), self.server.init(exact)),
+            combine=tree.map_state(lambda part: part.to(device), self.combine.init(population)),
+            upload=self.upload.init(),
+            memory=tree.zeros_like(exact) if self.memory and self.memory.settle else {},
+        )
+
+    def apply(
+        self, params: Params, state: State, cohort: Cohort | Iterable[Cohort], needs: Needs = "meta"
+    ) -> tuple[Params, State, Report]:
+        """One server round: gate, upload, combine, server step. Inputs are left as they are.
+
+        `cohort` may come in chunks, in ascending client order. With nobody admitted the round is void: parameters and
+        state are returned unchanged. All arithmetic is float64; parameters keep their dtype.
+        """
+        chunks = [cohort] if isinstance(cohort, Cohort) else cohort
+        if self.memory is not None:
+            chunks = (require(chunk, self.name, self.memory.sends) for chunk in chunks)
+        got = aggregate(chunks, params, state, self.upload, self.combine, needs)
+        report = Report(admitted=float(got.admitted), refused=float(len(got.clients.reasons) - got.admitted))
+        report.clients = got.clients
+        if not got.admitted:
+            report.update(pseudo_gradient_norm=0.0, mean_update_norm=0.0, cosine=got.cosine)
+            return params, state, report
+
+        info = Info(state.round, got.gradient, got.admitted, state.population, got.squares)
+        x = _exact(params)
+        step, server, info = self.server.update(got.gradient, state.server, x, info)
+        params = {name: (x[name] - step[name]).to(leaf.dtype) for name, leaf in params.items()}
+        memory = state.memory
+        if self.memory and self.memory.settle:
+            memory = self.memory.settle(memory, got.extra, state.population)
+        report.update(
+            pseudo_gradient_norm=float(tree.norm(got.gradient)),
+            mean_update_norm=got.mean_norm,
+            cosine=got.cosine,
+            **self.upload.report(state.upload, got.notes),
+            **info.notes,
+        )
+        state = dataclasses.replace(
+            state,
+            round=state.round + 1,
+            buffers=got.buffers or state.buffers,
+            server=server,
+            combine=got.combine,
+            upload=self.upload.settle(state.upload, got.notes),
+            memory=memory,
+        )
+        return params, state, report
+
+    def __repr__(self) -> str:
+        slots = ", ".join(f"{name}={getattr(self, name)!r}" for name in SLOTS if getattr(self, name) is not None)
+        return f"{self.name}({slots})"
+
+
+SLOTS = ("work", "client", "upload", "combine", "server", "memory")
+
+
+def replace(algorithm: Algorithm, **slots: Any) -> Algorithm:
+    """The same algorithm with other parts in some of its slots.
+
+    >>> import fedloom as fl
+    >>> fl.replace(fl.fedavg(client_lr=0.1), upload=fl.clip(1.0)).upload
+    clip(1)
+    """
+    for slot in slots:
+        if slot not in (*SLOTS, "name"):
+            raise choose("replace", slot, [*SLOTS, "name"])
+    return dataclasses.replace(algorithm, **slots)
+
+
+def _exact(params: Params) -> Params:
+    return {name: leaf.detach().to(torch.float64) for name, leaf in params.items()}

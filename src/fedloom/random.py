@@ -1,0 +1,95 @@
+"""The only source of randomness: numbers are a function of (seed, round, client, purpose), never of hidden state.
+
+A counter-based hash gives the same bits in the loop, in a stack of clients, on any device and on any machine, and a
+resumed or re-ordered run needs nothing saved to go on with the same draws.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+
+def _signed(word: int) -> int:
+    """The int64 with the bits of an unsigned word: torch multiplies int64 modulo 2^64, which is what hashing needs."""
+    word &= 2**64 - 1
+    return word - 2**64 if word >= 2**63 else word
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+
+
+def _shift(x: Tensor, count: int) -> Tensor:
+    return (x >> count) & ((1 << (64 - count)) - 1)  # torch's >> copies the sign bit
+
+
+def _mix(x: Tensor) -> Tensor:
+    """SplitMix64's finalizer (Steele, Lea and Flood 2014): every input bit reaches every output bit."""
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+def key(seed: int, round: int, client: int | Tensor, purpose: str) -> Tensor:
+    """An int64 key, one per client asked for; `purpose` keeps batch order, dropout and sampling apart.
+
+    >>> key(0, 3, torch.tensor([5, 6]), "batches").equal(key(0, 3, torch.tensor([5, 6]), "batches"))
+    True
+    """
+    word = int.from_bytes(blake2b(purpose.encode(), digest_size=8).digest(), "little")
+    state = _mix(torch.tensor([_signed(seed)]) + _GOLDEN)
+    state = _mix(state + _signed(word))
+    state = _mix(state + round)
+    client = torch.as_tensor(client, dtype=torch.int64)
+    return _mix(state.to(client.device)[0] + _mix(client + _GOLDEN))
+
+
+def split(keys: Tensor, count: int) -> Tensor:
+    """`count` further keys for each key, along a new last axis: one per local step, say."""
+    return bits(keys, count)
+
+
+def bits(keys: Tensor, count: int) -> Tensor:
+    """64 random bits at each of `count` positions of each key: int64 of shape `(*keys.shape, count)`."""
+    position = torch.arange(1, count + 1, device=keys.device) * _GOLDEN
+    return _mix(_mix(keys.unsqueeze(-1) + position))
+
+
+def uniform(keys: Tensor, count: int) -> Tensor:
+    """Float64 numbers in [0, 1), 53 bits each."""
+    return _shift(bits(keys, count), 11).double() * 2.0**-53
+
+
+def permutation(keys: Tensor, count: int, lengths: Tensor | None = None) -> Tensor:
+    """A permutation of `range(count)` per key; with `lengths`, of `range(length)` followed by the rest.
+
+    The first `length` entries do not depend on `count`: a client's order is the same in every stack.
+
+    >>> sorted(permutation(key(0, 0, 0, "batches"), 5).tolist())
+    [0, 1, 2, 3, 4]
+    """
+    order = bits(keys, count)
+    if lengths is not None:
+        # bits are shifted down by one so that no draw can reach the padding's value
+        padding = torch.arange(count, device=keys.device) >= lengths.unsqueeze(-1)
+        order = torch.where(padding, torch.iinfo(torch.int64).max, order >> 1)
+    return order.argsort(dim=-1, stable=True)
+
+
+def keep_mask(key: Tensor, site: int, shape: torch.Size, drop: float) -> Tensor:
+    """Dropout's mask for one call site: True with probability 1 - drop, by a 32-bit hash of (key, site, position).
+
+    A position counts rows first, so the mask of a row does not depend on how many rows follow it.
+    """
+    low = _mix(key + _signed((site + 1) * _GOLDEN)).to(torch.int32)
+    position = torch.arange(shape.numel(), dtype=torch.int32, device=key.device) * -1640531527
+    x = (position + low).reshape(shape)
+    # lowbias32 (Wellons 2018); the masks undo the sign that >> copies
+    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * -2073254261
+    x = x ^ ((x >> 16) & 0xFFFF)
+    return (x & 0x7FFFFFFF) >= int(drop * 2**31)

@@ -1,0 +1,131 @@
+"""Transforms that correct a gradient: towards the global model, for the client's drift, for the cohort's agreement."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedloom import tree
+from fedloom.errors import FedloomError, choose
+from fedloom.transforms.base import Transform, stateless
+from fedloom.types import Info, Params, PartState
+
+GROUPINGS = ("group", "universal")
+
+
+def add_proximal(mu: float) -> Transform:
+    """FedProx (Li et al. 2020): the local loss gains (mu / 2) ||y - x^t||^2, the gradient mu (y - x^t)."""
+    if not mu >= 0:
+        raise FedloomError(f"mu: expected a number of at least 0, got {mu!r}")
+    return stateless(
+        f"add_proximal({mu:g})",
+        lambda g, params, info: tree.map(lambda g, y, x: g + mu * (y - x), g, params, info.anchor),
+    )
+
+
+def add_control() -> Transform:
+    """SCAFFOLD (Karimireddy et al. 2020): the gradient gains c - c_k."""
+    return stateless(
+        "add_control()",
+        lambda g, params, info: tree.map(lambda g, c, ck: g + c - ck, g, info.shared, info.row),
+    )
+
+
+def add_dynamic(alpha: float) -> Transform:
+    """FedDyn (Acar et al. 2021): the local loss gains -<q_k, y> + (alpha / 2) ||y - x^t||^2."""
+    return stateless(
+        f"add_dynamic({alpha:g})",
+        lambda g, params, info: tree.map(
+            lambda g, q, y, x: g - q + alpha * (y - x), g, info.row, params, info.anchor
+        ),
+    )
+
+
+def add_weight_decay(decay: float) -> Transform:
+    """decay x: before an optimizer L2 regularisation, after it decoupled decay (AdamW)."""
+    return stateless(
+        f"add_weight_decay({decay:g})", lambda g, params, info: tree.map(lambda g, x: g + decay * x, g, params)
+    )
+
+
+def clip_gradient(norm: float) -> Transform:
+    """Scale the gradient down to Euclidean norm `norm` over all parameters."""
+    if not norm > 0:
+        raise FedloomError(f"client_clip_norm: expected a positive number, got {norm!r}")
+
+    def apply(g: Params, params: Params, info: Info) -> Params:
+        # torch's own reduction: this runs at every local step, where equal bits across stacks are not promised
+        length = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(leaf) for leaf in g.values()]))
+        factor = torch.where(length > norm, norm / length, 1.0)
+        return tree.map(lambda leaf: leaf * factor, g)
+
+    return stateless(f"clip_gradient({norm:g})", apply)
+
+
+def drift(alpha: float) -> Transform:
+    """FedDyn's server: h = h + alpha (M / N) mean g; step g + h / alpha. Under FedGLAD h reads the unscaled mean."""
+
+    def update(g: Params, state: PartState, params: Params, info: Info) -> tuple[Params, PartState, Info]:
+        share = alpha * info.admitted / info.population
+        h = tree.map(lambda h, raw: h + share * raw, state["h"], info.raw)
+        step = tree.map(lambda g, h: g + h / alpha, g, h)
+        raw = tree.map(lambda g, h: g + h / alpha, info.raw, h)
+        return step, {"h": h}, replace(info, raw=raw)
+
+    return Transform(f"drift({alpha:g})", update, lambda params: {"h": tree.zeros_like(params)})
+
+
+def glad(beta: float = 0.9, gamma: float = 0.02, grouping: str = "group") -> Transform:
+    """FedGLAD (Yang et al. 2023): scale the pseudo-gradient by how far the cohort's agreement departs from its usual.
+
+    Per group P (a parameter tensor, or all of them), with t counting rounds from 0:
+    GSI_P = sqrt(sum_k p_k ||g_P,k||^2 / ||g_P||^2), at least 1, and larger the more the clients disagree;
+    g_P <- min(max(GSI_P / B_P, 1 - gamma t), 1 + gamma t) g_P;  B_P <- beta B_P + (1 - beta) GSI_P.
+    """
+    if grouping not in GROUPINGS:
+        raise choose("grouping", grouping, GROUPINGS)
+    if not 0 <= beta <= 1:
+        raise FedloomError(f"glad beta: expected a number in [0, 1], got {beta!r}")
+    if not gamma >= 0:
+        raise FedloomError(f"glad gamma: expected a number of at least 0, got {gamma!r}")
+    universal = grouping == "universal"
+
+    def init(params: Params) -> PartState:
+        # 0 stands for "not seen yet": an indicator is never below 1
+        names = ["all"] if universal else list(params)
+        return {"baseline": {name: torch.zeros((), dtype=torch.float64) for name in names}, "count": 0}
+
+    def update(g: Params, state: PartState, params: Params, info: Info) -> tuple[Params, PartState, Info]:
+        t = state["count"]
+        low, high = (1 - gamma * t, 1 + gamma * t) if t else (1.0, 1.0)  # inf * 0 would be NaN
+        mean = {name: tree.total(leaf.double() ** 2) for name, leaf in g.items()}
+        together = _indicator(tree.sum_leaves(info.squares.values()), tree.sum_leaves(mean.values()))
+        each = {name: _indicator(info.squares[name], mean[name]) for name in g}
+        indicators = {"all": together} if universal else each
+        ratios, baseline = {}, {}
+        for name, gsi in indicators.items():
+            ratios[name], baseline[name] = _ratio(gsi, state["baseline"][name], low, high, beta)
+        scaled = {name: leaf * ratios["all" if universal else name].to(leaf.dtype) for name, leaf in g.items()}
+        notes = {"gsi": float(together)} | {f"gsi/{name}": float(gsi) for name, gsi in each.items()}
+        notes["glad_ratio"] = float(torch.stack(list(ratios.values())).mean())
+        state = {"baseline": baseline, "count": t + 1}
+        return scaled, state, replace(info, notes=info.notes | notes)  # info.raw stays: second moments read it
+
+    return Transform(f"glad(beta={beta:g}, gamma={gamma:g}, grouping={grouping!r})", update, init)
+
+
+def _indicator(spread: Tensor, mean: Tensor) -> Tensor:
+    """sqrt(spread / mean), infinite where the updates cancel out and NaN where all of them are zero."""
+    return (spread / mean).sqrt().clamp(min=1.0)
+
+
+def _ratio(gsi: Tensor, baseline: Tensor, low: float, high: float, beta: float) -> tuple[Tensor, Tensor]:
+    if gsi.isnan():  # a frozen tensor: nothing to scale, nothing learnt
+        return torch.ones_like(gsi), baseline
+    if gsi.isinf():  # the mean is zero whatever the ratio; an infinite baseline would outlive this round
+        return torch.full_like(gsi, high), baseline
+    if baseline == 0:
+        baseline = gsi
+    return (gsi / baseline).clamp(low, high), beta * baseline + (1 - beta) * gsi
