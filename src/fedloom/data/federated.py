@@ -1,0 +1,318 @@
+"""Federated data: all rows as tensors, and a CSR index of which client owns which of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedloom.errors import FedloomError
+
+Features: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """Rows and their owners: the rows of client k are `indices[offsets[k]:offsets[k + 1]]`.
+
+    >>> federate(torch.zeros(3, 2), torch.tensor([0, 1, 1]), [[0], [1, 2]]).examples
+    tensor([1, 2])
+    """
+
+    x: Features
+    y: Features
+    indices: Tensor
+    offsets: Tensor
+    test: tuple[Features, Features] | None = None
+    client_test: tuple[Tensor, Tensor] | None = None
+    """Indices into the rows of `test` and their offsets: each client's own test rows."""
+    name: str = "data"
+    classes: int | None = None
+
+    @property
+    def population(self) -> int:
+        """The number of clients."""
+        return self.offsets.numel() - 1
+
+    @property
+    def examples(self) -> Tensor:
+        """The number of rows of every client."""
+        return self.offsets.diff()
+
+    def rows(self, client: int) -> Tensor:
+        """The rows that `client` owns."""
+        if not 0 <= client < self.population:
+            raise FedloomError(f"{self.name}, client: expected 0 to {self.population - 1}, got {client}")
+        return self.indices[self.offsets[client] : self.offsets[client + 1]]
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> FederatedData:
+        """The same data on `device`; floating features and targets become `dtype`, where one is given."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, dtype if tensor.is_floating_point() else None)
+
+        return replace(
+            self,
+            x=_map(move, self.x),
+            y=_map(move, self.y),
+            indices=self.indices.to(device),
+            offsets=self.offsets.to(device),
+            test=self.test and (_map(move, self.test[0]), _map(move, self.test[1])),
+            client_test=self.client_test and (self.client_test[0].to(device), self.client_test[1].to(device)),
+        )
+
+    def fingerprint(self) -> str:
+        """SHA-256 of everything that training and testing read; the same on every device.
+
+        >>> federate(torch.zeros(2, 1), torch.tensor([0, 1]), [[0], [1]]).fingerprint()[:8]
+        '891be4d3'
+        """
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        x_test, y_test = self.test or ((), ())
+        parts: dict[str, Features] = {
+            "x": self.x,
+            "y": self.y,
+            "indices": self.indices,
+            "offsets": self.offsets,
+            "test x": x_test,
+            "test y": y_test,
+            "client test": self.client_test or (),
+        }
+        digest = hashlib.sha256()
+        for part, features in parts.items():
+            for leaf, tensor in _leaves(features):
+                digest.update(f"{part}/{leaf}: {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+                digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+
+def federate(
+    x: Any,
+    y: Any,
+    partition: Sequence[npt.ArrayLike | Tensor],
+    test: Any = None,
+    client_test: Sequence[npt.ArrayLike | Tensor] | None = None,
+    name: str = "data",
+    *,
+    overlap: bool = False,
+) -> FederatedData:
+    """Joins rows with a partition of them: one array of row numbers per client, as `fedloom.data.partition` makes.
+
+    `x` and `y` are a tensor, an array, or a tuple or dict of them, with one entry per row; or `x` is a map-style
+    `Dataset` of pairs and `y` is None: its items are read once, transforms included. `test` is `(x, y)` or a `Dataset`,
+    `client_test` one array of its row numbers per client. `overlap=True` lets a row have several owners.
+
+    Tensors are kept as they are. Of arrays, float64 becomes torch's default dtype, and whole-numbered targets int64.
+
+    >>> data = federate(np.eye(4), np.array([0, 1, 1, 0]), [[0, 3], [1, 2]])
+    >>> data.population, data.classes, data.rows(1), data.x.dtype
+    (2, 2, tensor([1, 2]), torch.float32)
+    """
+    features, targets = _pair(name, x, y)
+    total = _rows(name, features, targets)
+    indices, offsets = _csr(f"{name}, partition", partition, total)
+    empty = np.flatnonzero(np.diff(offsets) == 0)
+    if empty.size:
+        raise FedloomError(f"{name}, partition, client {empty[0]}: expected at least 1 row, got none: leave it out")
+    if not overlap:
+        _check_owned_once(name, indices, offsets, total)
+    tested = None if test is None else _test_pair(f"{name}, test", test)
+    return FederatedData(
+        x=features,
+        y=targets,
+        indices=torch.from_numpy(indices),
+        offsets=torch.from_numpy(offsets),
+        test=tested,
+        client_test=None if client_test is None else _client_test(name, client_test, tested, len(offsets) - 1),
+        name=name,
+        classes=_class_count(targets, tested),
+    )
+
+
+def take(features: Features, index: Tensor | slice) -> Features:
+    """Rows `index` of every tensor.
+
+    >>> take({"a": torch.arange(3), "b": torch.eye(3)}, torch.tensor([2]))
+    {'a': tensor([2]), 'b': tensor([[0., 0., 1.]])}
+    """
+    return _map(lambda tensor: tensor[index], features)
+
+
+def count(features: Features) -> int:
+    """The number of rows, which every tensor must agree on.
+
+    >>> count((torch.zeros(3, 2), torch.zeros(3)))
+    3
+    """
+    sizes = {leaf: len(tensor) if tensor.ndim else None for leaf, tensor in _leaves(features)}
+    if not sizes:
+        raise FedloomError("features: expected at least one tensor, got none")
+    first, rows = next(iter(sizes.items()))
+    for leaf, size in sizes.items():
+        if size is None:
+            raise FedloomError(f"features, {leaf}: expected one entry per row, got a single number")
+        if size != rows:
+            raise FedloomError(f"features, {leaf}: expected {rows} rows, as many as {first}, got {size}")
+    return rows or 0
+
+
+def _map(function: Callable[[Tensor], Tensor], features: Features) -> Features:
+    if isinstance(features, dict):
+        return {name: function(tensor) for name, tensor in features.items()}
+    if isinstance(features, tuple):
+        return tuple(function(tensor) for tensor in features)
+    return function(features)
+
+
+def _leaves(features: Features) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor with its name, in an order that does not depend on a dictionary's."""
+    if isinstance(features, dict):
+        yield from ((repr(name), features[name]) for name in sorted(features))
+    elif isinstance(features, tuple):
+        yield from ((f"[{place}]", tensor) for place, tensor in enumerate(features))
+    else:
+        yield "tensor", features
+
+
+def _pair(where: str, x: Any, y: Any) -> tuple[Features, Features]:
+    """Features and targets out of what the user has: two values, or one dataset of pairs."""
+    if y is not None:
+        return _features(f"{where}, x", x), _features(f"{where}, y", y, target=True)
+    if isinstance(x, Tensor | np.ndarray | tuple | dict) or not (hasattr(x, "__getitem__") and hasattr(x, "__len__")):
+        raise FedloomError(f"{where}, y: expected targets beside {type(x).__name__} features, got None: pass y")
+    items = [x[row] for row in range(len(x))]
+    for row, item in enumerate(items):
+        if not (isinstance(item, tuple | list) and len(item) == 2):
+            raise FedloomError(f"{where}, item {row}: expected a pair (x, y), got {type(item).__name__}: return both")
+    if not items:
+        raise FedloomError(f"{where}: expected a dataset with items, got an empty one")
+    return _stack(f"{where}, x", [item[0] for item in items]), _stack(f"{where}, y", [item[1] for item in items], True)
+
+
+def _test_pair(where: str, test: Any) -> tuple[Features, Features]:
+    if isinstance(test, tuple) and len(test) == 2:
+        features, targets = _pair(where, *test)
+    else:
+        features, targets = _pair(where, test, None)
+    _rows(where, features, targets)
+    return features, targets
+
+
+def _features(where: str, value: Any, target: bool = False) -> Features:
+    if isinstance(value, dict):
+        return {str(name): _tensor(f"{where}, {name!r}", leaf, target) for name, leaf in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_tensor(f"{where}[{place}]", leaf, target) for place, leaf in enumerate(value))
+    return _tensor(where, value, target)
+
+
+def _stack(where: str, values: list[Any], target: bool = False) -> Features:
+    """The items of a dataset as one value with a leading axis, tuples and dicts of them leaf by leaf."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {str(key): _stack_leaf(f"{where}, {key!r}", [value[key] for value in values], target) for key in first}
+    if isinstance(first, tuple):
+        columns = zip(*values, strict=True)
+        return tuple(_stack_leaf(f"{where}[{place}]", list(leaf), target) for place, leaf in enumerate(columns))
+    return _stack_leaf(where, values, target)
+
+
+def _stack_leaf(where: str, values: list[Any], target: bool) -> Tensor:
+    shapes = [np.shape(value) for value in values]
+    for row, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            raise FedloomError(f"{where}, item {row}: expected shape {shapes[0]}, got {shape}: pad or crop the items")
+    if isinstance(values[0], Tensor):
+        return torch.stack(values)
+    return _tensor(where, np.stack([np.asarray(value) for value in values]), target)
+
+
+def _tensor(where: str, value: Any, target: bool) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufc":
+        raise FedloomError(f"{where}: expected numbers, got {array.dtype}: encode them first")
+    dtype = np.dtype(np.int64) if target and array.dtype.kind in "iu" else array.dtype.newbyteorder("=")
+    tensor = torch.from_numpy(array.astype(dtype, order="C"))  # a copy: what becomes of the array later is no matter
+    return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
+
+
+def _rows(where: str, x: Features, y: Features) -> int:
+    try:
+        rows, targets = count(x), count(y)
+    except FedloomError as error:
+        raise FedloomError(f"{where}, {error}") from None
+    if rows != targets:
+        raise FedloomError(f"{where}, y: expected {rows} rows, as many as x, got {targets}")
+    return rows
+
+
+def _csr(where: str, parts: Iterable[Any], rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Index arrays, one per client, as one array and the places where each client begins."""
+    arrays = [np.asarray(part.cpu() if isinstance(part, Tensor) else part) for part in parts]
+    if not arrays:
+        raise FedloomError(f"{where}: expected an index array for each client, got an empty list")
+    for client, array in enumerate(arrays):
+        if array.ndim == 0:
+            raise FedloomError(
+                f"{where}, client {client}: expected an array of row numbers, got the number {array}: "
+                "turn an array of owners into index arrays with partition.natural(owners)"
+            )
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise FedloomError(
+                f"{where}, client {client}: expected a vector of row numbers, got shape {array.shape} of {array.dtype}"
+            )
+    offsets = np.cumsum([0, *(array.size for array in arrays)], dtype=np.int64)
+    indices = np.concatenate([array.astype(np.int64) for array in arrays])
+    outside = np.flatnonzero((indices < 0) | (indices >= rows))
+    if outside.size:
+        client = int(np.searchsorted(offsets, outside[0], side="right")) - 1
+        raise FedloomError(f"{where}, client {client}: expected rows 0 to {rows - 1}, got {indices[outside[0]]}")
+    return indices, offsets
+
+
+def _check_owned_once(name: str, indices: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], rows: int) -> None:
+    owned = np.bincount(indices, minlength=rows)
+    if owned.max() <= 1:
+        return
+    row = int(owned.argmax())
+    first, second = np.searchsorted(offsets, np.flatnonzero(indices == row)[:2], side="right") - 1
+    raise FedloomError(
+        f"{name}, partition, client {second}: expected rows of its own, got row {row}, which client {first} has too: "
+        "pass overlap=True if clients may share rows"
+    )
+
+
+def _client_test(
+    name: str, parts: Iterable[Any], test: tuple[Features, Features] | None, population: int
+) -> tuple[Tensor, Tensor]:
+    if test is None:
+        raise FedloomError(f"{name}, client_test: expected test rows to point into, got test=None: pass test=(x, y)")
+    indices, offsets = _csr(f"{name}, client_test", parts, count(test[0]))
+    if len(offsets) - 1 != population:
+        raise FedloomError(
+            f"{name}, client_test: expected {population} index arrays, one per client, got {len(offsets) - 1}"
+        )
+    return torch.from_numpy(indices), torch.from_numpy(offsets)
+
+
+def _class_count(y: Features, test: tuple[Features, Features] | None) -> int | None:
+    """One more than the largest label, where the targets are a vector of labels."""
+    targets = [y] if test is None else [y, test[1]]
+    labels = [target for target in targets if isinstance(target, Tensor) and target.ndim == 1 and len(target)]
+    if len(labels) < len(targets) or any(label.is_floating_point() or label.is_complex() for label in labels):
+        return None
+    if any(label.dtype == torch.bool or bool(label.min() < 0) for label in labels):
+        return None
+    return 1 + max(int(label.max()) for label in labels)
