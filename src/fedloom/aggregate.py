@@ -2,7 +2,7 @@
 
 Rows are added one after the other in ascending client order, and every other sum is a fold of elementwise additions
 (`tree.total`), so the result has the same bits however the cohort is cut, permuted or threaded.
-Two plans: `meta` adds each row as it comes and keeps nothing; `alignment` keeps the rows to compare them with their mean.
+Two plans: `meta` adds each row as it comes and keeps none; `alignment` keeps them, to compare each with their mean.
 """
 
 from __future__ import annotations
@@ -162,7 +162,9 @@ class _Stream:
             squares=dict(zip(self.layout.shapes, tree.total(spread.T, lead=1), strict=True)),
             buffers=_average_buffers({name: torch.cat(parts) for name, parts in self.buffers.items()}, p),
             extra={kind: self.layout.unflatten(total) for kind, total in self.extra.items()},
-            notes={name: float(tree.total(torch.cat(parts).double())) / len(order) for name, parts in self.notes.items()},
+            notes={
+                name: float(tree.total(torch.cat(parts).double())) / len(order) for name, parts in self.notes.items()
+            },
             combine=combine_state,
             cosine=self._cosine(evidence.norms),
             mean_norm=float(tree.total(evidence.norms)) / len(order),
@@ -225,7 +227,7 @@ def _columns(chunk: Cohort, block: Tensor, norms: Tensor) -> dict[str, Tensor]:
 
 
 def _add_rows(total: Tensor | None, rows: Tensor, coefficients: Tensor) -> Tensor:
-    """total + sum_k coefficient_k row_k, row after row; the product is rounded first, so no fused multiply-add differs."""
+    """total + sum_k coefficient_k row_k, row after row; products are rounded first: a fused multiply-add could differ."""
     if total is None:
         total = torch.zeros(rows.shape[1], dtype=rows.dtype, device=rows.device)
     for row, coefficient in zip(rows, coefficients, strict=True):
@@ -239,7 +241,7 @@ def _average_buffers(buffers: Params, p: Tensor) -> Params | None:
     def average(rows: Tensor) -> Tensor:
         if not rows.is_floating_point():
             return rows.amax(0)
-        flat = rows.to(torch.float64).flatten(1)
+        flat = rows.to(torch.float64).reshape(len(rows), -1)
         return _add_rows(None, flat, p).reshape(rows.shape[1:]).to(rows.dtype)
 
     return {name: average(rows) for name, rows in buffers.items()} or None
@@ -250,5 +252,7 @@ def require(cohort: Cohort, name: str, kinds: tuple[str, ...]) -> Cohort:
     for kind in kinds:
         if kind not in (cohort.extra or {}):
             got = ", ".join(cohort.extra or {}) or "none"
-            raise FedloomError(f"{name}: expected Cohort(extra={{{kind!r}: ...}}), what its clients' memory sends; got {got}")
+            raise FedloomError(
+                f"{name}: expected Cohort(extra={{{kind!r}: ...}}), what its clients' memory sends; got {got}"
+            )
     return cohort

@@ -23,7 +23,7 @@ from fedloom.weighting import Weighting
 
 @dataclass(frozen=True)
 class Work:
-    """What a client does with its data: local training over epochs or steps, or one exact gradient of its whole loss."""
+    """What a client does with its data: train over epochs or steps, or take one exact gradient of its whole loss."""
 
     name: Literal["epochs", "full_gradient"] = "epochs"
 

@@ -33,7 +33,7 @@ class Options(TypedDict, total=False):
 
 
 def fedsgd(server_lr: Rate = 1.0, *, weighting: Weighting | None = None) -> Algorithm:
-    """FedSGD (McMahan et al. 2017): x = x - eta_s sum_k p_k grad F_k(x), the exact gradient of each client's whole loss."""
+    """FedSGD (McMahan et al. 2017): x = x - eta_s sum_k p_k grad F_k(x), each the gradient of the client's whole loss."""
     identity = stateless("identity()", lambda g, params, info: g)
     server = opt.scale(server_lr, "server_lr")
     return Algorithm("fedsgd", Work("full_gradient"), identity, keep(), weighting or by_examples(), server)
@@ -89,13 +89,13 @@ def fedadam(
     initial_accumulator: float | str | None = None,
     **options: Unpack[Options],
 ) -> Algorithm:
-    """FedAdam (Reddi et al. 2020): m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2; x = x - eta_s m / (sqrt(v) + tau).
+    """FedAdam (Reddi et al. 2020): x = x - eta_s m / (sqrt(v) + tau).
+
+    m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2.
 
     The paper's algorithm corrects no bias (`"none"`); its code did (`"keras"`); `"torch"` is Kingma and Ba's form.
     """
-    server = chain(
-        opt.adam(beta1, beta2, tau, bias_correction, initial_accumulator), opt.scale(server_lr, "server_lr")
-    )
+    server = chain(opt.adam(beta1, beta2, tau, bias_correction, initial_accumulator), opt.scale(server_lr, "server_lr"))
     return _fill("fedadam", client_lr, server, options)
 
 
@@ -111,9 +111,7 @@ def fedyogi(
     **options: Unpack[Options],
 ) -> Algorithm:
     """FedYogi (Reddi et al. 2020): as FedAdam but v = v - (1 - beta2) g^2 sign(v - g^2)."""
-    server = chain(
-        opt.yogi(beta1, beta2, tau, bias_correction, initial_accumulator), opt.scale(server_lr, "server_lr")
-    )
+    server = chain(opt.yogi(beta1, beta2, tau, bias_correction, initial_accumulator), opt.scale(server_lr, "server_lr"))
     return _fill("fedyogi", client_lr, server, options)
 
 
@@ -151,19 +149,17 @@ def fedprox(client_lr: Rate, server_lr: Rate = 1.0, *, mu: float, **options: Unp
     return _fill("fedprox", client_lr, server, options, corrections=(correct.add_proximal(mu),))
 
 
-def scaffold(
-    client_lr: Rate, server_lr: Rate = 1.0, *, option: str = "II", **options: Unpack[Options]
-) -> Algorithm:
-    """SCAFFOLD (Karimireddy et al. 2020): y = y - eta_c (grad + c - c_k); x = x - eta_s mean_S g_k; c = c + (1 / N) sum_S (c_k+ - c_k).
+def scaffold(client_lr: Rate, server_lr: Rate = 1.0, *, option: str = "II", **options: Unpack[Options]) -> Algorithm:
+    """SCAFFOLD (Karimireddy et al. 2020): y = y - eta_c (grad + c - c_k); x = x - eta_s mean_S g_k.
+
+    c = c + (1 / N) sum_S (c_k+ - c_k), with c_k+ the client's new control.
 
     Option II takes c_k+ from the path, which is a gradient under plain SGD only: with other client optimizers use
     `"gradmean"`. Option I takes the exact gradient at x.
     """
     server = opt.scale(server_lr, "server_lr")
     options.setdefault("weighting", uniform())
-    return _fill(
-        "scaffold", client_lr, server, options, corrections=(correct.add_control(),), memory=controls(option)
-    )
+    return _fill("scaffold", client_lr, server, options, corrections=(correct.add_control(),), memory=controls(option))
 
 
 def fednova(client_lr: Rate, server_lr: Rate = 1.0, **options: Unpack[Options]) -> Algorithm:
@@ -179,9 +175,9 @@ def fednova(client_lr: Rate, server_lr: Rate = 1.0, **options: Unpack[Options]) 
 
 
 def feddyn(client_lr: Rate, *, alpha: float, **options: Unpack[Options]) -> Algorithm:
-    """FedDyn (Acar et al. 2021): clients minimise F_k(y) - <q_k, y> + (alpha / 2) ||y - x||^2; q_k = q_k - alpha (y_k - x).
+    """FedDyn (Acar et al. 2021): clients minimise F_k(y) - <q_k, y> + (alpha / 2) ||y - x||^2.
 
-    Server: h = h - (alpha / N) sum_S (y_k - x); x = mean_S y_k - h / alpha.
+    Client: q_k = q_k - alpha (y_k - x). Server: h = h - (alpha / N) sum_S (y_k - x); x = mean_S y_k - h / alpha.
     """
     if not alpha > 0:
         raise FedloomError(f"feddyn alpha: expected a positive number, got {alpha!r}")
@@ -204,14 +200,12 @@ def fedadp(
     smoothing: str = "count",
     **options: Unpack[Options],
 ) -> Algorithm:
-    """FedAdp (Wu and Wang 2021): x = x - eta_s sum_k psi_k g_k, psi_k larger the smaller the angle of g_k to the mean."""
+    """FedAdp (Wu and Wang 2021): x = x - eta_s sum_k psi_k g_k, psi_k larger the smaller g_k's angle to the mean."""
     combine = by_angle(alpha, smoothing, options.get("weighting"))
     return _fill("fedadp", client_lr, opt.scale(server_lr, "server_lr"), options, combine=combine)
 
 
-def fedglad(
-    algorithm: Algorithm, beta: float = 0.9, gamma: float = 0.02, grouping: str = "group"
-) -> Algorithm:
+def fedglad(algorithm: Algorithm, beta: float = 0.9, gamma: float = 0.02, grouping: str = "group") -> Algorithm:
     """FedGLAD (Yang et al. 2023) around any algorithm: its pseudo-gradient is scaled by the cohort's agreement first.
 
     Second moments and FedDyn's h go on reading the unscaled one.
@@ -261,9 +255,10 @@ def _client_steps(client_lr: Rate, options: Options) -> list[Transform]:
     scale = opt.scale(client_lr, "client_lr")
     if optimizer == "adamw":
         return [*clips, opt.adam(0.9, 0.999, 1e-8, "torch"), *decays, scale]
-    rule = {
-        "adam": lambda: [opt.adam(0.9, 0.999, 1e-8, "torch")],
-        "adagrad": lambda: [opt.adagrad(1e-10, 0.0)],
-        "nesterov": lambda: [opt.momentum(beta, "nesterov")],
-    }.get(optimizer, lambda: [opt.momentum(beta)] if beta else [])
-    return [*clips, *decays, *rule(), scale]
+    rules = {
+        "adam": [opt.adam(0.9, 0.999, 1e-8, "torch")],
+        "adagrad": [opt.adagrad(1e-10, 0.0)],
+        "nesterov": [opt.momentum(beta, "nesterov")],
+    }
+    momentum = [opt.momentum(beta)] if beta else []
+    return [*clips, *decays, *rules.get(optimizer, momentum), scale]

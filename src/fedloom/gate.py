@@ -82,7 +82,7 @@ def _nonfinite(cohort: Cohort) -> list[str | None]:
         sent |= {f"{kind} {leaf!r}": rows for leaf, rows in leaves.items()}
     found: list[str | None] = [None] * cohort.size
     for leaf, rows in sent.items():
-        finite = torch.isfinite(rows).flatten(1).all(1)
+        finite = torch.isfinite(rows).reshape(cohort.size, -1).all(1)
         if not bool(finite.all()):
             for index in torch.nonzero(~finite).flatten().tolist():
                 found[index] = found[index] or leaf

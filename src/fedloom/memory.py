@@ -32,7 +32,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Memory:
-    """`remember` makes a client's next row and what it sends; `settle` folds the sum of what was sent into the shared part."""
+    """`remember` makes a client's next row and what it sends; `settle` adds the sum of it to the shared part."""
 
     name: str
     remember: Callable[[Params, Params, Trace], tuple[Params, Extra]]
@@ -97,5 +97,3 @@ class RowStore:
     def put(self, clients: list[int], rows: Params) -> None:
         for index, client in enumerate(clients):
             self.rows[client] = {name: leaf[index].clone() for name, leaf in rows.items()}
-
-

@@ -28,7 +28,7 @@ class Schedule:
         return rate if self.shape is None else rate * self.shape(step, steps)
 
     def total(self, round: int, steps: Tensor) -> Tensor:
-        """The sum of the rates of the first `steps` local steps: steps times the rate unless it varies within a round."""
+        """The sum of the rates of `steps` local steps: steps times the rate, unless it varies within a round."""
         steps = steps.to(torch.float64)
         if self.shape is None:
             return steps * self.rate(round)

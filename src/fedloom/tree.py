@@ -99,7 +99,8 @@ class Layout:
 
     def flatten(self, rows: Params) -> Tensor:
         """`(K, *shape)` per leaf -> one float64 matrix `(K, D)`."""
-        return torch.cat([rows[name].detach().to(torch.float64).flatten(1) for name in self.shapes], dim=1)
+        columns = [rows[name].detach().to(torch.float64) for name in self.shapes]
+        return torch.cat([column.reshape(len(column), -1) for column in columns], dim=1)
 
     def split(self, flat: Tensor) -> Params:
         """`(..., D)` -> views of shape `(..., size)` per leaf."""

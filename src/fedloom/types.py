@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-import torch
 from torch import Tensor
 
 Params: TypeAlias = dict[str, Tensor]
@@ -28,6 +27,7 @@ class Cohort:
     `examples` are the weights of the average unless `weights` replaces them (tokens, say). `multiplicity` counts how
     often a client was drawn. `buffers` are the clients' own statistics, `extra` what their memory sends.
 
+    >>> import torch
     >>> Cohort(clients=torch.tensor([4, 7]), examples=torch.tensor([30, 10]), updates={"w": torch.ones(2, 3)}).size
     2
     """

@@ -95,7 +95,7 @@ def clip(norm: float) -> Upload:
 
 
 def adaptive_clip(quantile: float = 0.8, initial: float = 1.0, lr: float = 0.2) -> Upload:
-    """Clip at an estimate rho of the `quantile` of the clients' norms (Andrew et al. 2021; Charles et al. 2021, Alg. 2).
+    """Clip at an estimate rho of the `quantile` of the clients' norms (Andrew et al. 2021; Charles et al. 2021).
 
     b = mean over the cohort of [||g_k|| <= rho], taken from the original norms; rho <- rho exp(-lr (b - quantile)).
 
@@ -114,7 +114,11 @@ def adaptive_clip(quantile: float = 0.8, initial: float = 1.0, lr: float = 0.2) 
 
 
 def zeroing(
-    quantile: float = 0.98, initial: float = 10.0, lr: float = math.log(10.0), multiplier: float = 2.0, offset: float = 1.0
+    quantile: float = 0.98,
+    initial: float = 10.0,
+    lr: float = math.log(10.0),
+    multiplier: float = 2.0,
+    offset: float = 1.0,
 ) -> Upload:
     """Replace an update by zeros when its largest entry exceeds `multiplier` * z + `offset`; it keeps its weight.
 

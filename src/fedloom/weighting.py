@@ -12,6 +12,7 @@ from torch import Tensor
 from fedloom.errors import FedloomError, choose
 from fedloom.types import Evidence, Needs, PartState
 
+Shape = Callable[[int, "int | Tensor"], "float | Tensor"]
 Weighed = tuple[Tensor, Tensor, PartState]
 
 
@@ -118,7 +119,7 @@ def by_effective_steps(
     momentum: float = 0.0,
     nesterov: bool = False,
     proximal: float = 0.0,
-    shape: Callable[[int, int], float] | None = None,
+    shape: Shape | None = None,
     base: Weighting | None = None,
 ) -> Weighting:
     """FedNova (Wang et al. 2020): scale_k = tau_eff / ||a_k||_1, tau_eff = sum_k p_k ||a_k||_1.
@@ -131,7 +132,9 @@ def by_effective_steps(
 
     def local(evidence: Evidence) -> tuple[Tensor, Tensor]:
         if evidence.steps is None:
-            raise FedloomError("by_effective_steps: expected Cohort(steps=...), the local steps of each client, got None")
+            raise FedloomError(
+                "by_effective_steps: expected Cohort(steps=...), the local steps of each client, got None"
+            )
         steps = [int(tau) for tau in evidence.steps.tolist()]
         lengths = [accumulated_steps(tau, momentum, nesterov, proximal, shape) for tau in steps]
         weight = size(evidence)
@@ -154,7 +157,7 @@ def accumulated_steps(
     momentum: float = 0.0,
     nesterov: bool = False,
     proximal: float = 0.0,
-    shape: Callable[[int, int], float] | None = None,
+    shape: Shape | None = None,
 ) -> float:
     """||a||_1: how far unit gradients carry a client, in units of its learning rate.
 

@@ -50,9 +50,7 @@ class Transform:
             return first.then(*rest)
 
         pending = any(part.resolve for part in parts)
-        return Transform(
-            f"chain({', '.join(part.name for part in parts)})", update, init, resolve if pending else None
-        )
+        return Transform(f"chain({', '.join(part.name for part in parts)})", update, init, resolve if pending else None)
 
     def __repr__(self) -> str:
         return self.name

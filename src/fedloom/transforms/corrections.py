@@ -37,9 +37,7 @@ def add_dynamic(alpha: float) -> Transform:
     """FedDyn (Acar et al. 2021): the local loss gains -<q_k, y> + (alpha / 2) ||y - x^t||^2."""
     return stateless(
         f"add_dynamic({alpha:g})",
-        lambda g, params, info: tree.map(
-            lambda g, q, y, x: g - q + alpha * (y - x), g, info.row, params, info.anchor
-        ),
+        lambda g, params, info: tree.map(lambda g, q, y, x: g - q + alpha * (y - x), g, info.row, params, info.anchor),
     )
 
 

@@ -1,4 +1,4 @@
-"""Optimizers as transforms. g is the gradient (on a client) or the pseudo-gradient (on the server); x the parameters."""
+"""Optimizers as transforms: g is the gradient on a client, the pseudo-gradient on the server; x the parameters."""
 
 from __future__ import annotations
 
@@ -109,8 +109,9 @@ def yogi(
 
 
 def lars(beta: float = 0.9, eps: float = 1e-3, weight_decay: float = 0.0) -> Transform:
-    """FedLARS's server (Charles et al. 2021): per tensor m = beta m + (1 - beta) (g + decay x), step ||x|| / (||m|| + eps) m.
+    """FedLARS's server (Charles et al. 2021), per tensor: m = beta m + (1 - beta) (g + decay x).
 
+    Step ||x|| / (||m|| + eps) m, or m itself where a norm is zero.
     The trust ratio nearly cancels any scaling of g, FedGLAD's included.
     """
     _unit("beta", beta)
@@ -153,7 +154,7 @@ def _adaptive(
     initial: float | str,
     second_correction: Callable[[Tensor], Tensor],
 ) -> Transform:
-    """What Adagrad, Adam and Yogi share. The first moment reads g, the second the raw gradient, which FedGLAD leaves."""
+    """What Adagrad, Adam and Yogi share: the first moment reads g, the second what FedGLAD leaves as it was."""
     if bias_correction not in BIAS_CORRECTIONS:
         raise choose("bias_correction", bias_correction, BIAS_CORRECTIONS)
     _unit("beta1", beta1)

@@ -1,0 +1,26 @@
+"""Callbacks see each round's record and may end the run by returning True."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Callback = Callable[[dict[str, Any]], "bool | None"]
+
+
+def stop_at(metric: str, target: float) -> Callback:
+    """End the run in the first evaluated round whose `metric` is at least `target` (at most, for a loss).
+
+    >>> stop = stop_at("test_accuracy", 0.9)
+    >>> stop({"round": 0, "test_accuracy": 0.5}), stop({"round": 1, "test_accuracy": 0.93})
+    (False, True)
+    """
+    falling = "loss" in metric or "error" in metric
+
+    def callback(record: dict[str, Any]) -> bool:
+        value = record.get(metric)
+        if value is None:
+            return False
+        return bool(value <= target if falling else value >= target)
+
+    return callback

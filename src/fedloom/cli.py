@@ -1,0 +1,296 @@
+"""The command line. Nothing heavy is imported before the request is known to be right."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from fedloom import __version__
+from fedloom.errors import Diverged, FedloomError, choose
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MISTAKE, DIVERGED, INTERRUPTED = 2, 4, 130
+
+app = typer.Typer(
+    name="fedloom",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedloom {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Federated learning on clients whose data differ.
+
+    \b
+    fedloom run quickstart                     five algorithms on digits, a table and a picture
+    fedloom run quickstart --set rounds=20     the same with a key changed
+    fedloom run my.toml --out runs/mine        your own experiment
+    fedloom list                               what there is to name in one
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def run(
+    experiment: Annotated[
+        str, typer.Argument(metavar="EXPERIMENT", help="An experiment's id (see `fedloom list`), or a TOML file.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a key, such as rounds=20; an empty value takes it out."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write; runs/NAME unless given.")] = None,
+    executor: Annotated[str | None, typer.Option(help="auto, loop or vectorized.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0, mps, ...")] = None,
+    data: Annotated[Path | None, typer.Option(help="Where data sets are looked for.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+) -> None:
+    """Run an experiment: every algorithm with every seed, then a table and a picture.
+
+    \b
+    fedloom run quickstart
+    fedloom run quickstart --set rounds=20 --set data.alpha=1.0
+    fedloom run quickstart --set 'seeds=[0]' --set 'algorithms.*.client_lr=0.05'
+    fedloom run my.toml --out runs/mine --executor loop
+    """
+    from fedloom.experiments.registry import find
+    from fedloom.experiments.schema import read
+
+    overrides = list(settings or [])
+    overrides += [f"{key}={value}" for key, value in (("executor", executor), ("device", device)) if value is not None]
+    wanted = read(find(experiment), overrides)
+    if data is not None and not data.is_dir():
+        raise FedloomError(f"--data: expected a folder, got {str(data)!r}, which is none")
+    try:
+        from fedloom.experiments.runner import run_experiment
+
+        run_experiment(wanted, _free(wanted.name) if out is None else out, data, quiet)
+    except KeyboardInterrupt as stop:
+        _fail(str(stop) or "interrupted before the first round", INTERRUPTED)
+
+
+@app.command(name="list")
+def list_(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """What there is: experiments, algorithms, data sets, models.
+
+    \b
+    fedloom list
+    fedloom list --json
+    """
+    from fedloom.experiments import sections
+    from fedloom.experiments.registry import titles
+    from fedloom.models import MODELS
+
+    if as_json:
+        found = {
+            "experiments": [{"id": name, "title": title} for name, title in titles().items()],
+            "algorithms": sorted([*sections.ALGORITHMS, "fedglad"]),
+            "datasets": sorted(sections.DATASETS),
+            "models": sorted(MODELS),
+        }
+        typer.echo(json.dumps(found, indent=2))
+        return
+    shared = {"name", *sections.Trained.model_fields, "server_lr", "server"}
+    algorithms = {
+        name: _keywords({key: field for key, field in section.model_fields.items() if key not in shared})
+        for name, section in sections.ALGORITHMS.items()
+    }
+    console = _console()
+    _columns(console, "experiments", titles())
+    _columns(console, "algorithms", {**algorithms, "fedglad": "around any of them: glad = true"})
+    _columns(console, "datasets", sections.DATASETS)
+    partitions = {
+        name: _keywords({key: field for key, field in section.model_fields.items() if key not in ("name", "partition")})
+        for name, section in sections.PARTITIONS.items()
+    }
+    _columns(console, "partitions", partitions)
+    _columns(console, "models", {name: entry.about for name, entry in MODELS.items()})
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """What this machine can do: devices, threads, memory, compiler, optional extras.
+
+    \b
+    fedloom doctor
+    """
+    found = _examined()
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    shown = {key: ", ".join(value) if isinstance(value, list) else str(value) for key, value in found.items()}
+    shown["memory"] = f"{found['memory']['total_gib']} GiB, {found['memory']['available_gib']} GiB of it free"
+    shown["compiler"] = found["compiler"] or "none found: torch.compile needs one, such as g++"
+    del shown["extras"]
+    for extra, state in found["extras"].items():
+        missing = ", ".join(state["missing"])
+        shown[f"extra {extra}"] = f"missing {missing}: {state['install']}" if missing else "installed"
+    _columns(_console(), "this machine", shown)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """The program: a mistake becomes one line on stderr and its exit code."""
+    command: Any = typer.main.get_command(app)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        if arguments and not arguments[0].startswith("-") and arguments[0] not in command.commands:
+            raise choose("command", arguments[0], command.commands)
+        code = command.main(arguments, prog_name="fedloom", standalone_mode=False)
+    except Diverged as error:
+        _fail(str(error), DIVERGED)
+    except FedloomError as error:
+        _fail(str(error), MISTAKE)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted", INTERRUPTED)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}", MISTAKE)
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        # the exceptions of click, which typer brings under one name or another
+        context = getattr(error, "ctx", None)
+        hint = f" (try: {context.command_path} --help)" if context else ""
+        _fail(error.format_message() + hint, getattr(error, "exit_code", MISTAKE))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"fedloom: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _free(name: str) -> Path:
+    """runs/NAME, or the first of runs/NAME-2, runs/NAME-3, ... that is not there yet."""
+    path, number = Path("runs") / name, 2
+    while path.exists():
+        path, number = Path("runs") / f"{name}-{number}", number + 1
+    return path
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def _columns(console: Console, title: str, rows: dict[str, str]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, about in rows.items():
+        table.add_row(Text(f"  {name}"), Text(about))
+    console.print(Text(title, style="bold"))
+    console.print(table)
+    console.print()
+
+
+def _keywords(fields: dict[str, Any]) -> str:
+    """Keys with their defaults, as a file would have them.
+
+    >>> from fedloom.experiments.sections import FedAvgM
+    >>> _keywords({"variant": FedAvgM.model_fields["variant"]})
+    "variant = 'heavyball'"
+    """
+    shown = []
+    for key, field in fields.items():
+        has_default = not field.is_required() and field.default is not None
+        shown.append(f"{key} = {field.default!r}" if has_default else key)
+    return ", ".join(shown)
+
+
+def _examined() -> dict[str, Any]:
+    import platform
+    import shutil
+
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    devices = ["cpu"]
+    if accelerator is not None:
+        devices += [f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())]
+    compilers = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
+    return {
+        "fedloom": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "devices": devices,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count() or 1,
+        "memory": _memory(),
+        "compiler": next((path for name in compilers if name and (path := shutil.which(name))), None),
+        "data": os.environ.get("FEDLOOM_DATA", "FEDLOOM_DATA is not set"),
+        "extras": _extras(),
+    }
+
+
+def _memory() -> dict[str, float | None]:
+    """What the machine has, or what a container leaves of it."""
+    gib = 2**30
+    try:
+        page = os.sysconf("SC_PAGE_SIZE")
+        total, free = os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
+    except (AttributeError, ValueError, OSError):  # not every system tells
+        return {"total_gib": None, "available_gib": None}
+    limit, used = (_number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
+    if limit is not None and limit < total:
+        total, free = limit, min(free, limit - (used or 0))
+    return {"total_gib": round(total / gib, 1), "available_gib": round(free / gib, 1)}
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # no such limit, or "max"
+        return None
+
+
+def _extras() -> dict[str, dict[str, Any]]:
+    """The optional extras of the package, what of them is missing, and the line that installs them."""
+    import re
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    extras: dict[str, dict[str, Any]] = {}
+    for requirement in requires("fedloom") or []:
+        found = re.match(r"([\w.-]+).*extra\s*==\s*['\"]([\w-]+)['\"]", requirement)
+        if found is None:
+            continue
+        package, extra = found.groups()
+        state = extras.setdefault(extra, {"missing": [], "install": f"pip install 'fedloom[{extra}]'"})
+        try:
+            version(package)
+        except PackageNotFoundError:
+            state["missing"].append(package)
+    return extras
+
+
+if __name__ == "__main__":
+    main()

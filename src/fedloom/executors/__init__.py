@@ -1,0 +1,1 @@
+"""How a cohort's local training is run: one client after the other, or stacked. Whatever runs it, the numbers agree."""

@@ -1,0 +1,161 @@
+"""Which executor runs a cohort: a fixed rule on model, device and cohort. A rule on the clock could not be repeated."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedloom import tree
+from fedloom.data.federated import take
+from fedloom.dropout import SeededDropout
+from fedloom.errors import FedloomError, choose
+from fedloom.executors.job import Assignment, Job, Trained
+from fedloom.executors.loop import loop
+from fedloom.executors.vectorized import vectorized
+from fedloom.memory import RowStore
+
+EXECUTORS: dict[str, Callable[[Job, Assignment], Iterator[Trained]]] = {"loop": loop, "vectorized": vectorized}
+CHOICES = ("auto", *EXECUTORS)
+
+_STACK_BYTES = 2**28
+"""Parameters of a stack on a CPU: beyond this the caches are lost and the loop is as fast."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was resolved, and why, in one sentence."""
+
+    executor: str
+    chunk: int
+    why: str
+
+    def run(self, job: Job, assignment: Assignment) -> Iterator[Trained]:
+        return EXECUTORS[self.executor](job, assignment)
+
+
+def resolve(job: Job, executor: str, chunk: int | None, cohort: int) -> tuple[Job, Choice]:
+    """The executor for this job; what cannot be stacked falls to the loop, and `why` says so."""
+    if executor not in CHOICES:
+        raise choose("executor", executor, CHOICES)
+    if chunk is not None and chunk < 1:
+        raise FedloomError(f"chunk: expected at least 1 client, got {chunk}")
+    draws, job = _draws(job), dataclasses.replace(job, chunk=chunk or _chunk(job, cohort))
+    job = dataclasses.replace(job, draws=draws, rows_independent=not draws and _rows_independent(job))
+    if executor == "loop":
+        return job, Choice("loop", job.chunk, "asked for")
+    obstacle = "its forward draws random numbers other than dropout's" if draws else _obstacle(job)
+    if obstacle is not None:
+        why = f"{type(job.functional.module).__name__} cannot be stacked: {obstacle}"
+        if executor == "vectorized":
+            warnings.warn(f"executor='vectorized': {why}; running the loop", stacklevel=3)
+        return job, Choice("loop", job.chunk, why)
+    if executor == "vectorized":
+        return job, Choice("vectorized", job.chunk, "asked for")
+    stacked, why = _rule(job, cohort)
+    return job, Choice("vectorized" if stacked else "loop", job.chunk, why)
+
+
+def _rule(job: Job, cohort: int) -> tuple[bool, str]:
+    if cohort == 1:
+        return False, "a cohort of one has nothing to stack"
+    if next(iter(job.functional.params.values())).device.type != "cpu":
+        return True, "on an accelerator a stack of clients fills the device"
+    heavy = (nn.modules.conv._ConvNd, nn.RNNBase)
+    found = next(
+        (type(module).__name__ for module in job.functional.module.modules() if isinstance(module, heavy)), None
+    )
+    if found is not None:
+        return False, f"on a CPU {found} is at the arithmetic's limit already"
+    return True, "on a CPU a dense model's time is dispatch, which a stack shares"
+
+
+def _chunk(job: Job, cohort: int) -> int:
+    """As many clients as keep the stack's parameters, gradients and optimizer within bounds."""
+    size = sum(leaf.numel() * leaf.element_size() for leaf in job.functional.params.values())
+    return max(1, min(cohort, 128, _STACK_BYTES // (4 * size)))
+
+
+def _sample(job: Job, rows: int) -> Tensor:
+    """A few rows of the data set to try the model on (fewer where there are fewer)."""
+    return job.data.indices[:rows]
+
+
+def _draws(job: Job) -> bool:
+    """Whether a forward draws random numbers beside dropout's: the generator's state tells."""
+    index = _sample(job, 2)
+    with torch.random.fork_rng(), torch.no_grad():
+        before = torch.random.get_rng_state()
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        try:
+            _forward(job, index)
+        except ValueError:
+            return False  # batch norm on one value: the training itself will say which client
+        after = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        changed = any(not torch.equal(a, b) for a, b in zip(cuda, after, strict=True))
+        return changed or not torch.equal(before, torch.random.get_rng_state())
+
+
+def _rows_independent(job: Job) -> bool:
+    """Whether a row's output stays the same when more rows follow: false for batch norm, for one."""
+    index = _sample(job, 3)
+    padded = torch.cat([index, index[:1]])
+    with torch.no_grad():
+        try:
+            alone, beside = _forward(job, index), _forward(job, padded)
+        except ValueError:
+            return False
+    if alone.shape != index.shape or beside.shape != padded.shape:
+        return False  # not one value per example: the training will say so
+    return torch.allclose(alone, beside[: len(alone)], rtol=1e-4, atol=1e-6)
+
+
+def _forward(job: Job, index: Tensor) -> Tensor:
+    """The training loss of each row, drawn rows and dropout's masks being fixed."""
+    functional = job.functional
+    key = torch.zeros((), dtype=torch.int64, device=index.device)
+    functional.module.train()
+    with SeededDropout(key):
+        buffers = tree.map(torch.clone, functional.buffers)
+        output = functional.output(functional.params, buffers, take(job.data.x, index))
+    return functional.loss(output, take(job.data.y, index))
+
+
+@contextmanager
+def _no_slow_batching() -> Iterator[None]:
+    """An operation that `vmap` would run one client at a time (the LSTM's) is an error here, not a slow stack."""
+    functorch: Any = torch._C._functorch
+    allowed = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_enabled(allowed)
+
+
+def _obstacle(job: Job) -> str | None:
+    """Try one stacked step; what torch says when it cannot is the reason."""
+    examples = job.data.examples
+    clients = torch.nonzero(examples >= examples.clamp(max=2).max()).flatten()[:2].cpu()
+    functional = job.functional
+    rows = RowStore()
+    shared = tree.zeros_like(functional.params)
+    assignment = Assignment(0, 0, clients, functional.params, functional.buffers, shared, rows)
+    trial = dataclasses.replace(job.batching, epochs=1, steps=1, batch_size=2, drop_last=False)
+    functional.module.train()
+    try:
+        with _no_slow_batching():
+            for _ in vectorized(dataclasses.replace(job, batching=trial, chunk=2), assignment):
+                pass
+    except FedloomError:
+        return None  # a mistake that the loop would meet too: let the training report it
+    except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+        said = str(error).strip().splitlines()[0].rstrip(".")
+        return f"torch has no stacked form of {said.split()[0]}" if "vmap fallback" in said else said
+    return None

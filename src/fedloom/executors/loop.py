@@ -1,0 +1,54 @@
+"""One client after the other, by ordinary autograd: the reference that every other executor is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+
+from fedloom import tree
+from fedloom.batches import Plan
+from fedloom.data.federated import take
+from fedloom.executors.job import Assignment, Job, Trained, chunks, one_value, train
+from fedloom.functional import plain_gradient
+from fedloom.local import Carry
+from fedloom.types import Params
+
+
+def loop(job: Job, assignment: Assignment) -> Iterator[Trained]:
+    """Train the cohort's clients in turn."""
+    for clients in chunks(job, assignment, 1):
+        yield train(job, assignment, clients, _steps)
+
+
+def _steps(
+    job: Job, assignment: Assignment, plan: Plan, carry: Carry, rows: Params, step: Callable[..., Carry]
+) -> Carry:
+    carry, row = tree.map_state(lambda leaf: leaf[0], carry), tree.map(lambda leaf: leaf[0], rows)
+    for s in range(int(plan.steps[0])):
+        size = plan.sizes[0, s]
+        index = plan.index[0, s, : int(size)]
+        batch = take(job.data.x, index), take(job.data.y, index)
+        key = plan.keys[0, s]
+        info = assignment.info(s, plan.steps[0], row)
+        try:
+            with _seeded(key) if job.draws else nullcontext():
+                carry = step(job.functional, job.algorithm, plain_gradient, carry, batch, None, size, key, info)
+        except ValueError as error:
+            raise one_value(error, int(plan.clients[0]), assignment.round) from error
+    stacked: Carry = tree.map_state(lambda leaf: leaf.unsqueeze(0), carry)
+    return stacked
+
+
+def _seeded(key: Tensor) -> AbstractContextManager[None]:
+    """A forward with randomness of its own draws it from this step's key."""
+
+    @contextmanager
+    def seeded() -> Iterator[None]:
+        with torch.random.fork_rng():
+            torch.manual_seed(int(key))
+            yield
+
+    return seeded()

@@ -1,0 +1,260 @@
+"""Run an experiment: every algorithm with every seed, a directory for each, a table and a picture at the end."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedloom.errors import Diverged
+from fedloom.experiments.schema import Experiment, RunSpec
+from fedloom.rundir import SUMMARY, RunDirectory, check_free, write_json
+
+if TYPE_CHECKING:
+    from fedloom.algorithm import Algorithm
+    from fedloom.data.federated import FederatedData
+    from fedloom.task import Task
+
+LAST = 10
+"""A final figure is the mean over this many evaluated rounds at the end: a single round's swings too much."""
+PICTURE = "curves.png"
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What one run came to."""
+
+    label: str
+    seed: int
+    directory: Path
+    rounds: list[dict[str, Any]]
+    seconds: float
+    diverged: Diverged | None = None
+
+    def final(self, metric: str) -> float | None:
+        """The mean of the last evaluated rounds; None where the metric was never measured, or the run diverged."""
+        values = self._values(metric)
+        return statistics.fmean(values[-LAST:]) if values and self.diverged is None else None
+
+    def best(self, metric: str) -> float | None:
+        """The largest value of any round."""
+        return max(self._values(metric), default=None)
+
+    def _values(self, metric: str) -> list[float]:
+        return [record[metric] for record in self.rounds if record.get(metric) is not None]
+
+    def figures(self) -> dict[str, Any]:
+        """The run in a line of the summary."""
+        return {
+            "label": self.label,
+            "seed": self.seed,
+            "directory": self.directory.name,
+            "rounds": len(self.rounds),
+            "test_accuracy": self.final("test_accuracy"),
+            "best_test_accuracy": self.best("test_accuracy"),
+            "test_loss": self.final("test_loss"),
+            "seconds": self.seconds,
+            "diverged": None if self.diverged is None else str(self.diverged),
+        }
+
+
+def run_experiment(
+    experiment: Experiment,
+    out: Path,
+    data_folder: Path | None = None,
+    quiet: bool = False,
+    console: Console | None = None,
+) -> list[RunResult]:
+    """Run everything the experiment asks for, and leave it under `out`.
+
+    A single run has `out` for its directory; of several, each has one beneath it. A run that diverges does not keep the
+    others from running: the error is raised at the end. An interrupt keeps what there is and says how far it came.
+    """
+    console = Console(quiet=True) if quiet else console or Console()
+    runs = experiment.runs()
+    check_free(out)
+
+    from fedloom.experiments import build  # torch from here on
+
+    build.check_device(experiment.device)
+    algorithms = [build.build_algorithm(run.algorithm) for run in runs]
+    RunDirectory(out).config((runs[0].experiment if len(runs) == 1 else experiment).to_mapping())
+    data = build.build_data(experiment.data, data_folder)
+    task = build.build_task(experiment.model, data)
+    results: list[RunResult] = []
+    told: set[str] = set()
+    with _threads(experiment.threads), _bar(console, len(runs) * experiment.rounds) as bar:
+        for index, (run, algorithm) in enumerate(zip(runs, algorithms, strict=True)):
+            folder = out if len(runs) == 1 else out / run.slug
+            seen: list[dict[str, Any]] = []
+            try:
+                result, choice = _one(run, algorithm, task, data, folder, bar, seen)
+            except KeyboardInterrupt:
+                _summarise(out, experiment, results, complete=False)
+                raise KeyboardInterrupt(
+                    f"interrupted in {run.slug} after {len(seen)} of {experiment.rounds} rounds, "
+                    f"with {len(results)} of {len(runs)} runs finished; what ran is kept in {out}"
+                ) from None
+            results.append(result)
+            bar.update(bar.task_ids[0], completed=(index + 1) * experiment.rounds)
+            if choice and choice not in told:
+                told.add(choice)
+                console.print(choice, highlight=False, markup=False, soft_wrap=True)
+    _summarise(out, experiment, results, complete=True)
+    console.print(summary_table(results))
+    _picture(results, data, out / PICTURE, experiment.title, console)
+    console.print(f"runs: {out}", highlight=False, markup=False, soft_wrap=True)
+    for result in results:
+        if result.diverged is not None:
+            raise result.diverged
+    return results
+
+
+def _one(
+    run: RunSpec,
+    algorithm: Algorithm,
+    task: Task,
+    data: FederatedData,
+    folder: Path,
+    bar: Progress,
+    seen: list[dict[str, Any]],
+) -> tuple[RunResult, str]:
+    """One run, and the words for how it was executed; its records are put in `seen` as they come."""
+    import torch
+
+    from fedloom.simulation import simulate
+
+    experiment = run.experiment
+    bar.update(bar.task_ids[0], description=f"{run.label}, seed {run.seed}")
+
+    def watch(record: dict[str, Any]) -> bool:
+        seen.append(record)
+        accuracy = record.get("test_accuracy")
+        shown = "" if accuracy is None else f"  {accuracy:.1%}"
+        bar.update(bar.task_ids[0], advance=1, description=f"{run.label}, seed {run.seed}{shown}")
+        return accuracy is not None and experiment.target is not None and accuracy >= experiment.target
+
+    try:
+        history = simulate(
+            task,
+            data,
+            algorithm,
+            rounds=experiment.rounds,
+            cohort=experiment.cohort,
+            epochs=experiment.epochs or 1,
+            steps=experiment.steps,
+            batch_size=experiment.batch_size,
+            drop_last=experiment.drop_last,
+            seed=run.seed,
+            sampling_seed=experiment.sampling_seed,
+            sampler=experiment.sampler,
+            executor=experiment.executor,
+            chunk=experiment.chunk,
+            device=experiment.device,
+            dtype=getattr(torch, experiment.dtype),
+            eval_every=experiment.eval_every,
+            callbacks=[watch],
+            run_dir=folder,
+            config=experiment.to_mapping(),
+            progress=False,
+        )
+    except Diverged as error:
+        seconds = sum(record["seconds"] for record in seen)
+        return RunResult(run.label, run.seed, folder, seen, seconds, error), ""
+    got = history.resolved
+    threads = f"{got['threads']} thread{'s' if got['threads'] != 1 else ''}"
+    stack = f" {got['chunk']} at a time" if got.get("chunk") else ""
+    choice = f"executor: {got['executor']}{stack}, {got['device']}, {got['dtype']}, {threads}: {got['why']}"
+    return RunResult(run.label, run.seed, folder, history.rounds, history.seconds), choice
+
+
+def summary_table(results: Sequence[RunResult]) -> Table:
+    """The algorithms, best first: final accuracy over the seeds, the best round, the loss, the time."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("algorithm", no_wrap=True)
+    for heading in ("test accuracy %", "best %", "test loss", "seconds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    rows = []
+    for label in dict.fromkeys(result.label for result in results):
+        runs = [result for result in results if result.label == label]
+        accuracy = [value for run in runs if (value := run.final("test_accuracy")) is not None]
+        best = [value for run in runs if (value := run.best("test_accuracy")) is not None]
+        loss = [value for run in runs if (value := run.final("test_loss")) is not None]
+        diverged = sum(run.diverged is not None for run in runs)
+        cells = (
+            _mean_and_spread(accuracy) + (f" ({diverged} of {len(runs)} diverged)" if diverged else ""),
+            f"{100 * statistics.fmean(best):.2f}" if best else "-",
+            f"{statistics.fmean(loss):.4f}" if loss else "-",
+            f"{statistics.fmean(run.seconds for run in runs):.1f}",
+        )
+        order = (-statistics.fmean(accuracy) if accuracy else 1.0, statistics.fmean(loss) if loss else float("inf"))
+        rows.append((order, label, cells))
+    for _, label, cells in sorted(rows):
+        table.add_row(label, *cells)
+    return table
+
+
+def _mean_and_spread(values: list[float]) -> str:
+    if not values:
+        return "-"
+    spread = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{100 * statistics.fmean(values):.2f}{spread}"
+
+
+def _summarise(out: Path, experiment: Experiment, results: Sequence[RunResult], complete: bool) -> None:
+    """The figures of all runs, at the top; a single run has its own summary there."""
+    if len(experiment.algorithms) * len(experiment.seeds) == 1:
+        return
+    figures = {
+        "experiment": experiment.name,
+        "complete": complete,
+        "runs": [result.figures() for result in results],
+        "seconds": sum(result.seconds for result in results),
+        "versions": {name: version(name) for name in ("fedloom", "torch")} | {"python": platform.python_version()},
+    }
+    write_json(out / SUMMARY, figures)
+
+
+def _picture(
+    results: Sequence[RunResult], data: FederatedData, path: Path, title: str | None, console: Console
+) -> None:
+    curves: dict[str, list[list[dict[str, Any]]]] = {}
+    for result in results:
+        if result.rounds:
+            curves.setdefault(result.label, []).append(result.rounds)
+    if not curves:
+        return
+    from fedloom.report.plots import learning_curves_and_mix
+
+    learning_curves_and_mix(curves, data, path, title)
+    console.print(f"picture: {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _bar(console: Console, total: int) -> Iterator[Progress]:
+    """One bar over all rounds of all runs, where there is a terminal to draw it on."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal or console.quiet) as bar:
+        bar.add_task("starting", total=total)
+        yield bar
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

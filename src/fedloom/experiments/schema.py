@@ -1,0 +1,346 @@
+"""An experiment file: what it may say, reading it, and the runs it stands for.
+
+Reading imports neither torch nor anything else that is slow, and every mistake becomes one line: the key's path, what
+was expected, what was got, the nearest name.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import tomli_w
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from fedloom.errors import FedloomError, choose
+from fedloom.experiments.sections import (
+    ALGORITHMS,
+    MODELS,
+    PARTITIONS,
+    SCHEDULES,
+    AlgorithmSection,
+    AnyAlgorithm,
+    AnyData,
+    AnyModel,
+    Count,
+    Described,
+    Expected,
+    Section,
+    Seed,
+    Text,
+    mistake,
+)
+
+Key = str | int
+"""One step of a key's path: a name in a table, or a place in a list."""
+
+
+_TABLES = "at least one [[algorithms]] table"
+
+
+def _some_tables(value: Any) -> Any:
+    if not isinstance(value, list) or not value:
+        raise mistake(_TABLES)
+    return value
+
+
+def _different(values: list[int]) -> list[int]:
+    if len(set(values)) < len(values):
+        raise ValueError("repeated")
+    return values
+
+
+Name = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"),
+    Expected("a name of letters, digits, '.', '_' and '-', that a folder can have"),
+]
+CohortSize = Annotated[
+    Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)],
+    Expected("a whole number of clients, or a fraction of them above 0 and up to 1.0"),
+]
+Device = Annotated[
+    str, Field(pattern=r"^(cpu|mps|(cuda|xpu)(:\d+)?)$"), Expected("'cpu', 'cuda', 'cuda:0', 'mps' or 'xpu'")
+]
+
+
+class Experiment(Section):
+    """A whole experiment: algorithms and seeds to run on one model and one federated data set."""
+
+    name: Name
+    title: Text | None = None
+    rounds: Count
+    cohort: CohortSize
+    epochs: Count | None = None
+    steps: Count | None = None
+    batch_size: Count = 20
+    drop_last: Annotated[bool, Expected("true or false")] = False
+    seeds: Annotated[
+        list[Seed],
+        Field(min_length=1),
+        AfterValidator(_different),
+        Expected("a list of different whole numbers of at least 0, such as [0, 1, 2]"),
+    ] = Field(default=[0])
+    sampling_seed: Seed | None = None
+    sampler: Literal["uniform", "multinomial", "attention", "poisson"] = "uniform"
+    executor: Literal["auto", "loop", "vectorized"] = "auto"
+    chunk: Count | None = None
+    device: Device | None = None
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    eval_every: Count | None = None
+    threads: Count | None = None
+    target: Annotated[float, Field(gt=0, le=1), Expected("a test accuracy above 0 and up to 1")] | None = None
+    data: AnyData
+    model: AnyModel
+    algorithms: Annotated[list[AnyAlgorithm], BeforeValidator(_some_tables), Described(_TABLES)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _epochs_unless_steps(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "epochs" not in value and "steps" not in value:
+            return {**value, "epochs": 1}
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.epochs is not None and self.steps is not None:
+            raise mistake(f"none beside epochs = {self.epochs}: give one of them", "steps", self.steps)
+        clients = self.data.clients
+        if clients and self.sampler != "multinomial" and isinstance(self.cohort, int) and self.cohort > clients:
+            raise mistake(f"at most data.clients = {clients}", "cohort", self.cohort)
+        return self
+
+    def runs(self) -> list[RunSpec]:
+        """One run for every algorithm and seed, each an experiment of its own with a folder name of its own.
+
+        >>> [run.slug for run in read('''
+        ... name = "two"
+        ... rounds = 1
+        ... cohort = 2
+        ... seeds = [0, 1]
+        ... data = { name = "digits", partition = "iid", clients = 4 }
+        ... model = { name = "logistic" }
+        ... algorithms = [{ name = "fedavg", client_lr = 0.1, glad = true }]
+        ... ''').runs()]
+        ['fedglad-fedavg-seed0', 'fedglad-fedavg-seed1']
+        """
+        labels = _told_apart((part.title() for part in self.algorithms), " ({})")
+        folders = _told_apart((_slug(label) for label in labels), "-{}")
+        return [
+            RunSpec(label, seed, f"{folder}-seed{seed}", self._only(algorithm, label, seed))
+            for algorithm, label, folder in zip(self.algorithms, labels, folders, strict=True)
+            for seed in self.seeds
+        ]
+
+    def _only(self, algorithm: AlgorithmSection, label: str, seed: int) -> Experiment:
+        return self.model_copy(
+            update={"algorithms": [algorithm.model_copy(update={"label": label})], "seeds": [seed]}, deep=True
+        )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Every key that has a value, defaults included, as TOML would hold them."""
+        return self.model_dump(exclude_none=True)
+
+    def to_toml(self) -> str:
+        """The complete file: reading it gives an equal experiment."""
+        return tomli_w.dumps(self.to_mapping())
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One algorithm with one seed: what it is called, where it goes, and the experiment that repeats it alone."""
+
+    label: str
+    seed: int
+    slug: str
+    experiment: Experiment
+
+    @property
+    def algorithm(self) -> AlgorithmSection:
+        return self.experiment.algorithms[0]
+
+
+def read(source: Path | Traversable | str, overrides: Iterable[str] = ()) -> Experiment:
+    """An experiment from a file, or from TOML text; `overrides` are `a.b=c`, as `--set` takes them.
+
+    In an override the value is a TOML value, or a bare word; `algorithms.0.client_lr=0.1` reaches into a list,
+    `algorithms.*.client_lr=0.1` into all of it, and an empty value takes the key out.
+    """
+    if isinstance(source, str):
+        name, text = "", source
+    else:
+        name, text = source.name, _text(source)
+    table = _parse(name, text)
+    given = [_override(table, override) for override in overrides]
+    try:
+        return Experiment.model_validate(table)
+    except ValidationError as error:
+        path, message = _told(error.errors(include_url=False)[0], table)
+        if any(_matches(pattern, path) for pattern in given):
+            raise FedloomError(message) from None
+        if given and "unknown key" in message:
+            message = f"{message}; --set {'.'.join(map(str, path))}= takes it out"
+        raise FedloomError(f"{name}: {message}" if name else message) from None
+
+
+def _text(source: Path | Traversable) -> str:
+    try:
+        return source.read_bytes().decode()
+    except FileNotFoundError:
+        raise FedloomError(f"{source}: expected an experiment file, got nothing there") from None
+    except IsADirectoryError:
+        raise FedloomError(f"{source}: expected an experiment file, got a folder") from None
+    except UnicodeDecodeError as error:
+        raise FedloomError(f"{source}: expected UTF-8 text, got byte {error.start} of another encoding") from None
+
+
+def _parse(name: str, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise FedloomError(f"{name or 'experiment'}: expected TOML, got a mistake in it: {error}") from None
+
+
+# Overrides ------------------------------------------------------------------------------------------------------------
+
+
+def _override(table: dict[str, Any], override: str) -> list[str]:
+    """Put one `a.b=c` into the table; returns its path."""
+    key, equals, value = override.partition("=")
+    path = [part.strip() for part in key.split(".")]
+    if not equals or not all(path):
+        raise FedloomError(f"--set: expected KEY=VALUE, such as rounds=20 or data.alpha=0.1; got {override!r}")
+    for place in _places(table, path[:-1], key):
+        if isinstance(place, list):
+            if not value.strip():
+                raise FedloomError(f"--set {key}: expected a value, got none: only a key of a table can be taken out")
+            for index in _indices(place, path[-1], key):
+                place[index] = _value(value.strip())
+        elif value.strip():
+            place[path[-1]] = _value(value.strip())
+        else:
+            place.pop(path[-1], None)
+    return path
+
+
+def _places(node: Any, path: list[str], key: str) -> list[Any]:
+    """The tables or lists that a path leads to; tables on the way are made where there are none."""
+    if not isinstance(node, dict | list):
+        raise FedloomError(f"--set {key}: expected a table to hold it, got {_show(node)} there")
+    if not path:
+        return [node]
+    first, *rest = path
+    if isinstance(node, dict):
+        return _places(node.setdefault(first, {}), rest, key)
+    return [place for index in _indices(node, first, key) for place in _places(node[index], rest, key)]
+
+
+def _indices(place: list[Any], part: str, key: str) -> Iterable[int]:
+    if part == "*":
+        return range(len(place))
+    if not part.isdecimal() or int(part) >= len(place):
+        raise FedloomError(f"--set {key}: expected an index of 0 to {len(place) - 1}, or *; got {part!r}")
+    return [int(part)]
+
+
+def _value(text: str) -> Any:
+    """A TOML value, or the text itself where it is none."""
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return table["value"] if len(table) == 1 else text
+
+
+def _matches(pattern: list[str], path: list[Key]) -> bool:
+    return all(want in ("*", str(part)) for want, part in zip(pattern, path, strict=False))
+
+
+# Mistakes in words ----------------------------------------------------------------------------------------------------
+
+_PLAIN = re.compile(r"[\w-]+")
+
+
+def _told(error: ErrorDetails, table: Mapping[str, Any]) -> tuple[list[Key], str]:
+    """The path of the key that is wrong, and the line that says so."""
+    path, context = _path(error["loc"], table), error.get("ctx", {})
+    got, kind = error["input"], error["type"]
+    if "key" in context:
+        path = [*path, context["key"]]
+    where = ".".join(str(part) if _PLAIN.fullmatch(str(part)) else repr(part) for part in path)
+    if kind == "unknown_key":
+        return path, str(choose(f"{where}: unknown key", context["key"], context["allowed"]))
+    if kind == "choice":
+        return path, str(choose(where, context["got"], context["allowed"]))
+    if kind == "literal_error":
+        allowed = re.findall(r"'([^']*)'|(\d+)", context["expected"])
+        return path, str(choose(where, got, [word or digits for word, digits in allowed]))
+    if kind in ("union_tag_invalid", "union_tag_not_found") and isinstance(got, dict):
+        key = context["discriminator"].strip("'")
+        return [*path, key], _told_name(f"{where}.{key}", got.get(key), _names(path))
+    if kind == "expected" and "key" in context:
+        got = context["got"]
+    expected = context["expected"] if kind == "expected" else "a table"
+    return path, f"{where}: expected {expected}, got {'nothing' if got is None else _show(got)}"
+
+
+def _told_name(where: str, got: Any, allowed: Iterable[str]) -> str:
+    if got is None:
+        return f"{where}: expected one of {', '.join(sorted(allowed))}; got nothing"
+    if got == "fedglad":
+        return f"{where}: expected the algorithm that FedGLAD wraps, got 'fedglad': name that one, and add glad = true"
+    return str(choose(where, got, allowed))
+
+
+def _names(path: list[Key]) -> Iterable[str]:
+    if path == ["data"]:
+        return PARTITIONS
+    if path == ["model"]:
+        return MODELS
+    return ALGORITHMS if isinstance(path[-1], int) else SCHEDULES
+
+
+def _path(location: Iterable[Key], table: Any) -> list[Key]:
+    """The part of an error's location that the file has: pydantic adds the names of the alternatives it tried."""
+    path: list[Key] = []
+    for part in location:
+        if (isinstance(table, dict) and part in table) or (isinstance(table, list) and isinstance(part, int)):
+            path.append(part)
+            table = table[part]  # type: ignore[index]
+    return path
+
+
+def _show(value: Any) -> str:
+    """A value as TOML writes it, cut to a length that fits on a line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# Names ----------------------------------------------------------------------------------------------------------------
+
+
+def _slug(label: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "run"
+
+
+def _told_apart(names: Iterable[str], pattern: str) -> list[str]:
+    """The same names, a number added to those that came before.
+
+    >>> _told_apart(["fedavg", "fedavg", "fedadam"], "-{}")
+    ['fedavg', 'fedavg-2', 'fedadam']
+    """
+    seen: list[str] = []
+    for name in names:
+        candidate, number = name, 2
+        while candidate in seen:
+            candidate, number = name + pattern.format(number), number + 1
+        seen.append(candidate)
+    return seen

@@ -1,0 +1,120 @@
+"""An `nn.Module` as pure functions of its trainable leaves.
+
+Only trainable parameters travel between server and clients. Frozen ones stay as constants; tied ones are one leaf; what
+the module keeps as persistent buffers (batch norm's statistics, counters) goes beside the parameters, never among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedloom import random, tree
+from fedloom.data.federated import Features, count
+from fedloom.dropout import SeededDropout
+from fedloom.errors import FedloomError
+from fedloom.task import PerExample, Task
+from fedloom.types import Params
+
+
+@dataclass(frozen=True)
+class Functional:
+    """The module's leaves by kind, and its loss as a function of them."""
+
+    module: nn.Module
+    loss: PerExample
+    params: Params
+    buffers: Params
+    constants: Params  # frozen parameters and non-persistent buffers
+
+    @staticmethod
+    def of(task: Task, seed: int, device: torch.device, dtype: torch.dtype | None = None) -> Functional:
+        """Build the model, its initial parameters being a function of the seed alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(random.key(seed, 0, 0, "init")))
+            module = task.model()
+        if not isinstance(module, nn.Module):
+            raise FedloomError(
+                f"Task.model: expected a function that returns an nn.Module, got {type(module).__name__}"
+            )
+        module = module.to(device=device, dtype=dtype)
+        named = dict(module.named_parameters())
+        persistent = module.state_dict(keep_vars=True).keys()
+        buffers = dict(module.named_buffers())
+        params = {name: leaf.detach().clone() for name, leaf in named.items() if leaf.requires_grad}
+        if not params:
+            raise FedloomError("Task.model: expected at least one trainable parameter, got none")
+        return Functional(
+            module,
+            task.loss,
+            params,
+            {name: leaf.detach().clone() for name, leaf in buffers.items() if name in persistent},
+            {name: leaf.detach() for name, leaf in named.items() if not leaf.requires_grad}
+            | {name: leaf for name, leaf in buffers.items() if name not in persistent},
+        )
+
+    def output(self, params: Params, buffers: Params, x: Features) -> Any:
+        """The module's output; `buffers` are updated in place where the module does so."""
+        leaves = {**self.constants, **params, **buffers}
+        if isinstance(x, Mapping):
+            return functional_call(self.module, leaves, (), dict(x))
+        return functional_call(self.module, leaves, x if isinstance(x, tuple) else (x,))
+
+    def objective(
+        self, params: Params, buffers: Params, x: Features, y: Features, mask: Tensor | None, key: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Params]]:
+        """The mean loss over a batch's rows (those under `mask`), and beside it the loss again and the new buffers."""
+        buffers = tree.map(torch.clone, buffers)
+        with SeededDropout(key):
+            output = self.output(params, buffers, x)
+        losses = self.loss(output, y)
+        rows = count(y)
+        if losses.shape != (rows,):
+            raise FedloomError(
+                f"Task.loss: expected one value per example, shape ({rows},), got {tuple(losses.shape)}: "
+                "use a loss with reduction='none'"
+            )
+        if mask is None:
+            mean = losses.mean()
+        else:
+            mean = torch.where(mask, losses, 0.0).sum() / mask.sum().clamp(min=1)
+        return mean, (mean.detach(), tree.map(torch.detach, buffers))
+
+
+Gradient = tuple[Params, Tensor, Params]  # gradient, loss, buffers
+
+
+def plain_gradient(
+    functional: Functional,
+    params: Params,
+    buffers: Params,
+    x: Features,
+    y: Features,
+    mask: Tensor | None,
+    key: Tensor,
+) -> Gradient:
+    """By ordinary autograd, for one client."""
+    leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
+    mean, (loss, buffers) = functional.objective(leaves, buffers, x, y, mask, key)
+    gradients = torch.autograd.grad(mean, list(leaves.values()), allow_unused=True)
+    pairs = zip(leaves.items(), gradients, strict=True)
+    return {name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in pairs}, loss, buffers
+
+
+def stackable_gradient(
+    functional: Functional,
+    params: Params,
+    buffers: Params,
+    x: Features,
+    y: Features,
+    mask: Tensor | None,
+    key: Tensor,
+) -> Gradient:
+    """By `torch.func.grad`, which `vmap` can stack."""
+    gradient, (loss, buffers) = torch.func.grad(functional.objective, has_aux=True)(params, buffers, x, y, mask, key)
+    return gradient, loss, buffers

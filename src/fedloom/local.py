@@ -1,0 +1,82 @@
+"""One client's work, pure and stackable: the same functions run a client alone and, under `vmap`, a stack of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom import tree
+from fedloom.algorithm import Algorithm
+from fedloom.data.federated import Features
+from fedloom.functional import Functional, Gradient
+from fedloom.types import Info, Params
+
+Carry = dict[str, Any]
+"""What goes from one local step to the next: parameters, buffers, the optimizer's state, running sums."""
+
+GradientOf = Callable[..., Gradient]
+
+
+def start(algorithm: Algorithm, params: Params, buffers: Params) -> Carry:
+    """Clients begin a round from the global model, with a new optimizer."""
+    return {
+        "params": params,
+        "buffers": buffers,
+        "optimizer": algorithm.client.init(params),
+        "gradients": tree.zeros_like(params) if wants_sum(algorithm) else {},
+        "loss": next(iter(params.values())).new_zeros(()),
+    }
+
+
+def wants_sum(algorithm: Algorithm) -> bool:
+    """Whether the gradients along the path are added up: for FedSGD, and for a memory that reads their mean."""
+    memory = algorithm.memory
+    return algorithm.work.name == "full_gradient" or (memory is not None and memory.gradient == "mean")
+
+
+def step(
+    functional: Functional,
+    algorithm: Algorithm,
+    gradient_of: GradientOf,
+    carry: Carry,
+    batch: tuple[Features, Features],
+    mask: Tensor | None,
+    rows: Tensor,
+    key: Tensor,
+    info: Info,
+) -> Carry:
+    """One local step: y = y - transform(gradient of the batch's mean loss at y)."""
+    y = carry["params"]
+    gradient, loss, buffers = gradient_of(functional, y, carry["buffers"], *batch, mask, key)
+    direction, optimizer, _ = algorithm.client.update(gradient, carry["optimizer"], y, replace(info, raw=gradient))
+    return {
+        "params": tree.map(torch.sub, y, direction),
+        "buffers": buffers,
+        "optimizer": optimizer,
+        "gradients": tree.map(torch.add, carry["gradients"], gradient) if carry["gradients"] else {},
+        "loss": carry["loss"] + loss * rows,
+    }
+
+
+def gradient_step(
+    functional: Functional,
+    algorithm: Algorithm,
+    gradient_of: GradientOf,
+    carry: Carry,
+    batch: tuple[Features, Features],
+    mask: Tensor | None,
+    rows: Tensor,
+    key: Tensor,
+    info: Info,
+) -> Carry:
+    """One batch's part of the gradient of the whole local loss: parameters stay, gradients are added by rows."""
+    gradient, loss, buffers = gradient_of(functional, carry["params"], carry["buffers"], *batch, mask, key)
+    return carry | {
+        "buffers": buffers,
+        "gradients": tree.map(lambda total, g: total + rows * g, carry["gradients"], gradient),
+        "loss": carry["loss"] + loss * rows,
+    }

@@ -1,0 +1,87 @@
+"""What each client gains by training the global model a little further on its own data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedloom import tree
+from fedloom.algorithm import Algorithm
+from fedloom.batches import Batching
+from fedloom.data.federated import FederatedData
+from fedloom.errors import FedloomError
+from fedloom.evaluation import per_example
+from fedloom.executors.auto import resolve
+from fedloom.executors.job import Assignment, Job
+from fedloom.functional import Functional
+from fedloom.memory import RowStore
+from fedloom.task import Task
+from fedloom.types import Params
+
+
+@dataclass(frozen=True)
+class Personalized:
+    """Per client, in the order asked for: a metric of the global model on its test rows, and after fine-tuning."""
+
+    clients: Tensor
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+
+
+def personalize(
+    task: Task,
+    data: FederatedData,
+    params: Params,
+    algorithm: Algorithm,
+    *,
+    clients: Tensor | None = None,
+    buffers: Params | None = None,
+    epochs: int = 1,
+    steps: int | None = None,
+    batch_size: int | None = 20,
+    seed: int = 0,
+    executor: str = "auto",
+    drop_last: bool = False,
+) -> Personalized:
+    """Fine-tune `params` on each client with the algorithm's client optimizer and test it on that client's test rows.
+
+    Clients without test rows of their own give NaN; the global model is left as it is.
+    """
+    if data.test is None or data.client_test is None:
+        raise FedloomError(
+            "personalize: expected data with per-client test rows, got none: pass federate(client_test=...)"
+        )
+    x, y = data.test
+    index, offsets = data.client_test
+    device = data.indices.device
+    functional = Functional.of(task, seed, device)
+    buffers = functional.buffers if buffers is None else buffers
+    chosen = (torch.arange(data.population) if clients is None else clients.cpu()).sort().values
+    job = Job(functional, algorithm, data, Batching(epochs, steps, batch_size, drop_last), seed)
+    job, choice = resolve(job, executor, None, len(chosen))
+    shared = tree.zeros_like(params)
+    assignment = Assignment(0, 0, chosen, params, buffers, shared, RowStore())
+    names = ("loss", *task.metrics)
+    place = {client: at for at, client in enumerate(chosen.tolist())}
+    before = {name: torch.full((len(chosen),), torch.nan, dtype=torch.float64) for name in names}
+    after = {name: value.clone() for name, value in before.items()}
+
+    def measure(into: dict[str, Tensor], client: int, model: Params, statistics: Params) -> None:
+        rows = index[offsets[client] : offsets[client + 1]]
+        if len(rows):
+            values = per_example(functional, model, statistics, x, y, task.metrics, rows)
+            for name, value in values.items():
+                into[name][place[client]] = float(value.mean())
+
+    for client in chosen.tolist():
+        measure(before, client, params, buffers)
+    functional.module.train()
+    for part in choice.run(job, assignment):
+        updates, own = part.cohort.updates, part.cohort.buffers or {}
+        for at, client in enumerate(part.cohort.clients.tolist()):
+            tuned = {name: leaf - updates[name][at] for name, leaf in params.items()}
+            measure(after, client, tuned, {name: rows[at] for name, rows in own.items()})
+        functional.module.train()
+    return Personalized(chosen, before, after)

@@ -1,0 +1,27 @@
+"""A progress bar over rounds, for a person at a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def rounds_bar(rounds: int, shown: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yields a function to call with each round's record; it draws nothing unless `shown`."""
+    if not shown:
+        yield lambda record: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns) as bar:
+        task = bar.add_task("training", total=rounds)
+
+        def show(record: dict[str, Any]) -> None:
+            accuracy = record.get("test_accuracy")
+            said = f"loss {record['train_loss']:.3f}" + ("" if accuracy is None else f"  accuracy {accuracy:.1%}")
+            bar.update(task, advance=1, description=said)
+
+        yield show

@@ -1,0 +1,132 @@
+"""Who takes part in a round. A draw is a function of (sampling seed, round), and of nothing that was drawn before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedloom import random
+from fedloom.errors import FedloomError, choose
+from fedloom.types import Needs, PartState, Report
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A cohort, ascending; `multiplicity` where a client can be drawn more than once."""
+
+    clients: Tensor
+    multiplicity: Tensor | None = None
+
+
+def _no_state(population: int) -> PartState:
+    return {}
+
+
+def _no_observe(state: PartState, report: Report) -> PartState:
+    return state
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """`draw(key, size, examples, state)`; `observe(state, report)` where it learns from the round."""
+
+    name: str
+    draw: Callable[[Tensor, int, Tensor, PartState], Drawn]
+    init: Callable[[int], PartState] = _no_state
+    observe: Callable[[PartState, Report], PartState] = _no_observe
+    needs: Needs = "meta"
+    each_draw_counts: bool = False  # weight 1 / M per draw, whatever the client's size
+
+
+def uniform() -> Sampler:
+    """M distinct clients, uniformly without replacement."""
+
+    def draw(key: Tensor, size: int, examples: Tensor, state: PartState) -> Drawn:
+        return Drawn(random.permutation(key, len(examples))[:size].sort().values)
+
+    return Sampler("uniform", draw)
+
+
+def multinomial() -> Sampler:
+    """M draws with replacement, a client's probability its share of the examples; each draw counts 1 / M."""
+
+    def draw(key: Tensor, size: int, examples: Tensor, state: PartState) -> Drawn:
+        edges = examples.double().cumsum(0)
+        drawn = torch.searchsorted(edges, random.uniform(key, size) * edges[-1], right=True)
+        clients, multiplicity = drawn.clamp(max=len(examples) - 1).unique(return_counts=True)
+        return Drawn(clients, multiplicity)
+
+    return Sampler("multinomial", draw, each_draw_counts=True)
+
+
+def poisson() -> Sampler:
+    """Every client on its own with probability M / N: the cohort's size varies, and may be zero."""
+
+    def draw(key: Tensor, size: int, examples: Tensor, state: PartState) -> Drawn:
+        population = len(examples)
+        return Drawn(torch.nonzero(random.uniform(key, population) < size / population).flatten())
+
+    return Sampler("poisson", draw)
+
+
+def attention(decay: float = 0.9) -> Sampler:
+    """AdaFL's attention (Chen et al. 2021): clients farther from the cohort's mean are drawn more often.
+
+    a_k <- decay a_k + (1 - decay) A dist_k / sum_S dist_j for the cohort S, A its mass: the total stays one.
+    """
+
+    def draw(key: Tensor, size: int, examples: Tensor, state: PartState) -> Drawn:
+        # the largest of u^(1/a) are a draw without replacement with probabilities a (Efraimidis and Spirakis 2006)
+        race = random.uniform(key, len(examples)).clamp(min=2.0**-53).log() / state["attention"]
+        return Drawn(race.topk(size).indices.sort().values)
+
+    def observe(state: PartState, report: Report) -> PartState:
+        clients = report.clients
+        assert clients.distance is not None
+        ids = clients.ids.cpu()[clients.admitted]
+        distance = clients.distance[clients.admitted]
+        if not len(ids) or not float(distance.sum()) > 0:
+            return state
+        old = state["attention"]
+        new = decay * old[ids] + (1 - decay) * old[ids].sum() * distance / distance.sum()
+        mass = old.index_copy(0, ids, new)
+        return {"attention": mass / mass.sum()}
+
+    def init(population: int) -> PartState:
+        return {"attention": torch.full((population,), 1 / population, dtype=torch.float64)}
+
+    return Sampler("attention", draw, init, observe, "alignment")
+
+
+SAMPLERS: dict[str, Callable[[], Sampler]] = {
+    "uniform": uniform,
+    "multinomial": multinomial,
+    "poisson": poisson,
+    "attention": attention,
+}
+
+
+def as_sampler(sampler: str | Sampler) -> Sampler:
+    if isinstance(sampler, Sampler):
+        return sampler
+    if sampler not in SAMPLERS:
+        raise choose("sampler", sampler, SAMPLERS)
+    return SAMPLERS[sampler]()
+
+
+def cohort_size(cohort: int | float, population: int) -> int:
+    """A number of clients, or a fraction of the population.
+
+    >>> cohort_size(10, 50), cohort_size(0.1, 50)
+    (10, 5)
+    """
+    if isinstance(cohort, float) and 0 < cohort <= 1:
+        return max(1, round(cohort * population))
+    if not isinstance(cohort, int) or isinstance(cohort, bool) or not 1 <= cohort <= population:
+        raise FedloomError(
+            f"cohort: expected 1 to {population} clients (the population), or a fraction as a float, got {cohort!r}"
+        )
+    return cohort

@@ -1,0 +1,278 @@
+"""The run loop: choose a cohort, train a stack of clients, turn their updates into one pseudo-gradient, step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom import random, tree
+from fedloom.algorithm import Algorithm
+from fedloom.batches import Batching
+from fedloom.callbacks import Callback
+from fedloom.data.federated import FederatedData
+from fedloom.errors import Diverged, FedloomError
+from fedloom.estimate import estimate_accumulator
+from fedloom.evaluation import evaluate
+from fedloom.executors.auto import resolve
+from fedloom.executors.job import Assignment, Job
+from fedloom.functional import Functional
+from fedloom.memory import RowStore
+from fedloom.progress import rounds_bar
+from fedloom.rundir import RunDirectory
+from fedloom.sampling import Drawn, Sampler, as_sampler, cohort_size
+from fedloom.task import Task
+from fedloom.types import Cohort, Params, Report, State
+
+
+@dataclass
+class History:
+    """A run's outcome: one dict per round, the final model, the server's state, what was resolved."""
+
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    params: Params = field(default_factory=dict)
+    buffers: Params = field(default_factory=dict)
+    constants: Params = field(default_factory=dict)
+    state: State | None = None
+    resolved: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def state_dict(self) -> Params:
+        """Everything `nn.Module.load_state_dict` needs: what was trained, what was averaged, what was frozen."""
+        return {**self.constants, **self.params, **self.buffers}
+
+
+def simulate(
+    task: Task,
+    data: FederatedData,
+    algorithm: Algorithm,
+    rounds: int = 10,
+    cohort: int | float = 10,
+    epochs: int = 1,
+    steps: int | None = None,
+    batch_size: int | None = 20,
+    seed: int = 0,
+    sampling_seed: int | None = None,
+    sampler: str | Sampler = "uniform",
+    executor: str = "auto",
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    eval_every: int | None = None,
+    params: Params | None = None,
+    callbacks: Sequence[Callback] = (),
+    run_dir: str | PathLike[str] | None = None,
+    progress: bool = False,
+    *,
+    drop_last: bool = False,
+    chunk: int | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> History:
+    """Train `task` over the clients of `data` with `algorithm`.
+
+    A round draws `cohort` clients (a number, or a fraction as a float); each works for `epochs` passes over its rows,
+    or for `steps` batches. The same seed gives the same bits. `eval_every` is in rounds (1 unless given; the last round
+    is always evaluated). `params` starts from another model. A callback that returns True ends the run.
+
+    >>> import fedloom as fl
+    >>> data = fl.load("digits", partition="iid", clients=10)
+    >>> task = fl.Task(model=lambda: fl.models.Logistic(64, 10))
+    >>> history = fl.simulate(task, data, fl.fedavg(client_lr=0.1), rounds=2, cohort=5)
+    >>> [record["round"] for record in history.rounds]
+    [0, 1]
+    """
+    began = time.perf_counter()
+    _check(rounds=rounds, epochs=epochs, steps=steps, batch_size=batch_size, eval_every=eval_every)
+    size = cohort_size(cohort, data.population)
+    target = torch.device(device or "cpu")
+    data = data.to(target, dtype)
+    functional = Functional.of(task, seed, target, dtype)
+    functional = functional if params is None else _warm(functional, params)
+    recorded: dict[str, Any] = {}
+    if algorithm.server.resolve is not None:
+        recorded["initial_accumulator"] = estimate_accumulator(
+            task, data, functional.params, seed, batch_size=batch_size
+        )
+        algorithm = replace(algorithm, server=algorithm.server.resolve(recorded["initial_accumulator"]))
+
+    job = Job(functional, algorithm, data, Batching(epochs, steps, batch_size, drop_last), seed)
+    job, choice = resolve(job, executor, chunk, size)
+    who = as_sampler(sampler)
+    history = History(
+        constants=functional.constants,
+        resolved={
+            "executor": choice.executor,
+            "chunk": choice.chunk,
+            "why": choice.why,
+            "device": str(target),
+            "dtype": str(next(iter(functional.params.values())).dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+            **recorded,
+        },
+    )
+    run = _Records(run_dir, config, history, data, algorithm)
+
+    x, examples = functional.params, data.examples.cpu()
+    state = algorithm.init(x, data.population, buffers=functional.buffers, examples=data.examples)
+    sampling, rows = who.init(data.population), RowStore()
+    draw_seed = seed if sampling_seed is None else sampling_seed
+    evaluated = 1 if eval_every is None else eval_every
+
+    with rounds_bar(rounds, progress) as shown:
+        for t in range(rounds):
+            started = time.perf_counter()
+            drawn = who.draw(random.key(draw_seed, t, 0, "cohort"), size, examples, sampling)
+            shared = {name: leaf.to(x[name].dtype) for name, leaf in state.memory.items()}
+            assignment = Assignment(t, state.round, drawn.clients, x, state.buffers, shared, rows)
+            functional.module.train()
+            arrivals = _Arrivals(choice.run(job, assignment), drawn, who.each_draw_counts)
+            before = x, state
+            x, state, report = algorithm.apply(x, state, arrivals, who.needs)
+            if (leaf := tree.first_nonfinite(x)) is not None:
+                history.params, history.state, history.buffers = before[0], before[1], before[1].buffers
+                run.keep(t, history, rows, sampling)
+                raise Diverged(t, leaf)
+            arrivals.store(rows, report)
+            sampling = who.observe(sampling, report)
+
+            record = {"round": t, "train_loss": arrivals.loss(report), **report}
+            if data.test is not None and ((t + 1) % evaluated == 0 or t + 1 == rounds):
+                found = evaluate(functional, x, state.buffers, *data.test, task.metrics)
+                record |= {f"test_{name}": value for name, value in found.items()}
+            record["seconds"] = time.perf_counter() - started
+            history.rounds.append(record)
+            run.record(record)
+            shown(record)
+            answers = [callback(record) for callback in callbacks]  # every callback sees every round
+            if any(answers):
+                break
+
+    history.params, history.buffers, history.state = x, state.buffers, state
+    history.seconds = time.perf_counter() - began
+    run.finish(history, rows, sampling)
+    return history
+
+
+class _Arrivals(Iterable[Cohort]):
+    """The cohort's chunks on their way into `apply`, remembering what is needed once it says who was admitted."""
+
+    def __init__(self, trained: Iterable[Any], drawn: Drawn, each_draw_counts: bool) -> None:
+        self.trained, self.each_draw_counts = trained, each_draw_counts
+        counts = drawn.multiplicity if drawn.multiplicity is not None else torch.ones_like(drawn.clients)
+        self.multiplicity = dict(zip(drawn.clients.tolist(), counts.tolist(), strict=True))
+        self.kept: list[tuple[Tensor, Params]] = []
+        self.losses: list[Tensor] = []
+
+    def __iter__(self) -> Iterator[Cohort]:
+        for part in self.trained:
+            cohort = part.cohort
+            self.losses.append(cohort.losses.cpu())
+            self.kept.append((cohort.clients, part.rows))
+            counts = torch.tensor([self.multiplicity[client] for client in cohort.clients.tolist()])
+            weights = (cohort.examples > 0).double() if self.each_draw_counts else None
+            yield replace(cohort, multiplicity=counts, weights=weights)
+
+    def store(self, rows: RowStore, report: Report) -> None:
+        """Keep the memory rows of the clients that were admitted; the others' stay as they were."""
+        admitted = report.clients.admitted.tolist()
+        for clients, new in self.kept:
+            taken, admitted = admitted[: len(clients)], admitted[len(clients) :]
+            index = [i for i, yes in enumerate(taken) if yes]
+            if new and index:
+                rows.put(clients[index].tolist(), tree.map(lambda leaf, index=index: leaf[index], new))
+
+    def loss(self, report: Report) -> float:
+        """The mean training loss of the admitted clients, with their weights in the average."""
+        losses = torch.cat(self.losses).double() if self.losses else torch.zeros(0)
+        weight = report.clients.weight
+        return float((torch.where(weight > 0, losses, 0.0) * weight).sum()) if weight.sum() > 0 else float("nan")
+
+
+class _Records:
+    """What a run writes to its directory; nothing when it has none."""
+
+    def __init__(
+        self,
+        path: str | PathLike[str] | None,
+        config: Mapping[str, Any] | None,
+        history: History,
+        data: FederatedData,
+        algorithm: Algorithm,
+    ) -> None:
+        self.directory = None if path is None else RunDirectory(Path(path))
+        if self.directory is not None:
+            self.fingerprint = data.fingerprint()
+            self.algorithm = algorithm
+            settled = {
+                k: v for k, v in history.resolved.items() if k in ("executor", "chunk", "device", "dtype", "threads")
+            }
+            self.directory.config({**(config or {"algorithm": repr(algorithm)}), **settled})
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        if self.directory is not None:
+            self.directory.record(record)
+
+    def keep(self, round: int, history: History, rows: RowStore, sampling: Any) -> None:
+        """Write the state: parameters, buffers, the server's slots, memory rows, the sampler's."""
+        if self.directory is not None:
+            assert history.state is not None
+            self.directory.checkpoint(
+                round,
+                {
+                    "round": round,
+                    "params": history.params,
+                    "state": dict(vars(history.state)),
+                    "rows": {str(client): row for client, row in sorted(rows.rows.items())},
+                    "sampler": sampling,
+                },
+            )
+
+    def finish(self, history: History, rows: RowStore, sampling: Any) -> None:
+        if self.directory is None:
+            return
+        self.keep(len(history.rounds), history, rows, sampling)
+        last = history.rounds[-1] if history.rounds else {}
+        self.directory.summary(
+            {
+                "algorithm": repr(self.algorithm),
+                "rounds": len(history.rounds),
+                "final": last,
+                "seconds": history.seconds,
+                "resolved": history.resolved,
+                "data_fingerprint": self.fingerprint,
+            }
+        )
+
+
+def _check(**counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise FedloomError(f"{name}: expected a whole number of at least 1, got {value!r}")
+
+
+def _warm(functional: Functional, params: Params) -> Functional:
+    """Start from another model: trainable leaves by name, and its buffers where they are given too."""
+    known = functional.params | functional.buffers | functional.constants
+    for name, leaf in params.items():
+        if name not in known:
+            raise FedloomError(f"params[{name!r}]: the model has no such leaf; expected {', '.join(functional.params)}")
+        if leaf.shape != known[name].shape:
+            raise FedloomError(f"params[{name!r}]: expected shape {tuple(known[name].shape)}, got {tuple(leaf.shape)}")
+    missing = functional.params.keys() - params.keys()
+    if missing:
+        raise FedloomError(f"params: expected every trainable leaf, got none for {', '.join(sorted(missing))}")
+
+    def over(own: Params) -> Params:
+        return {name: params[name].detach().clone().to(leaf) if name in params else leaf for name, leaf in own.items()}
+
+    return replace(
+        functional,
+        params=over(functional.params),
+        buffers=over(functional.buffers),
+        constants=over(functional.constants),
+    )
