@@ -73,18 +73,18 @@ class _Stream:
     def take(self, chunk: Cohort) -> None:
         reasons = gate.admit(chunk, self.state, self.seen)
         start = len(self.reasons)
-        self.ids.append(chunk.clients)
+        ids = chunk.clients.cpu()
+        self.ids.append(ids)
         self.reasons += reasons
         admitted = torch.tensor([i for i, reason in enumerate(reasons) if reason is None], dtype=torch.int64)
-        admitted = admitted[chunk.clients.cpu()[admitted].argsort(stable=True)]
+        admitted = admitted[ids[admitted].argsort(stable=True)]
         self.order.append(admitted + start)
-        admitted = admitted.to(chunk.clients.device)
         for block in admitted.split(max(1, _BLOCK // max(1, self.layout.size))):
             if block.numel():
                 self._add(chunk, block)
 
     def _add(self, chunk: Cohort, block: Tensor) -> None:
-        flat = self.layout.flatten({name: rows[block] for name, rows in chunk.updates.items()})
+        flat = self.layout.flatten(_rows(chunk.updates, block))
         flat, notes = self._upload(flat)
         squares = self.layout.squares(flat)
         norms = tree.total(squares, lead=1).sqrt()
@@ -93,14 +93,13 @@ class _Stream:
             self.columns.setdefault(name, []).append(column)
         for name, note in notes.items():
             self.notes.setdefault(name, []).append(note)
-        for name, rows in (chunk.buffers or {}).items():
-            self.buffers.setdefault(name, []).append(rows[block])
+        for name, rows in _rows(chunk.buffers or {}, block).items():
+            self.buffers.setdefault(name, []).append(rows)
         self.squares.append(squares)
         self.directions = _add_rows(self.directions, flat, torch.where(norms > 0, 1 / norms, 0.0))
         for kind, leaves in (chunk.extra or {}).items():
-            rows = self.layout.flatten({name: leaf[block] for name, leaf in leaves.items()})
-            total = _add_rows(self.extra.get(kind), rows, torch.ones_like(norms))
-            self.extra[kind] = total
+            rows = self.layout.flatten(_rows(leaves, block))
+            self.extra[kind] = _add_rows(self.extra.get(kind), rows, torch.ones_like(norms))
         if self.keep_rows:
             self.rows.append(flat)
         else:
@@ -210,24 +209,23 @@ class _Stream:
 
 
 def _columns(chunk: Cohort, block: Tensor, norms: Tensor) -> dict[str, Tensor]:
-    weights = chunk.examples if chunk.weights is None else chunk.weights
-    ones = torch.ones_like(norms)
-    columns = {
-        "clients": chunk.clients[block].to(torch.int64),
-        "weights": weights[block].to(norms),
-        "multiplicity": ones if chunk.multiplicity is None else chunk.multiplicity[block].to(norms),
-        "norms": norms,
+    """The numbers of a block's clients, beside the updates on their device; whole counts may come from anywhere."""
+    given = {
+        "weights": chunk.examples if chunk.weights is None else chunk.weights,
+        "multiplicity": torch.ones(chunk.size) if chunk.multiplicity is None else chunk.multiplicity,
+        "steps": chunk.steps,
+        "losses": chunk.losses,
     }
-    columns |= {
-        name: column[block].to(norms)
-        for name, column in (("steps", chunk.steps), ("losses", chunk.losses))
-        if column is not None
-    }
-    return columns
+    columns = {name: column.cpu()[block].to(norms) for name, column in given.items() if column is not None}
+    return columns | {"clients": chunk.clients.cpu()[block].to(norms.device, torch.int64), "norms": norms}
+
+
+def _rows(leaves: Params, block: Tensor) -> Params:
+    return {name: rows[block.to(rows.device)] for name, rows in leaves.items()}
 
 
 def _add_rows(total: Tensor | None, rows: Tensor, coefficients: Tensor) -> Tensor:
-    """total + sum_k coefficient_k row_k, row after row; products are rounded first: a fused multiply-add could differ."""
+    """total + sum_k coefficient_k row_k, row after row, each product rounded first: a fused multiply-add may differ."""
     if total is None:
         total = torch.zeros(rows.shape[1], dtype=rows.dtype, device=rows.device)
     for row, coefficient in zip(rows, coefficients, strict=True):

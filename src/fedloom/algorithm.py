@@ -80,7 +80,7 @@ class Algorithm:
         if self.memory is not None:
             chunks = (require(chunk, self.name, self.memory.sends) for chunk in chunks)
         got = aggregate(chunks, params, state, self.upload, self.combine, needs)
-        report = Report(admitted=float(got.admitted), refused=float(len(got.clients.reasons) - got.admitted))
+        report = Report(admitted=got.admitted, refused=len(got.clients.reasons) - got.admitted)
         report.clients = got.clients
         if not got.admitted:
             report.update(pseudo_gradient_norm=0.0, mean_update_norm=0.0, cosine=got.cosine)

@@ -33,7 +33,7 @@ class Options(TypedDict, total=False):
 
 
 def fedsgd(server_lr: Rate = 1.0, *, weighting: Weighting | None = None) -> Algorithm:
-    """FedSGD (McMahan et al. 2017): x = x - eta_s sum_k p_k grad F_k(x), each the gradient of the client's whole loss."""
+    """FedSGD (McMahan et al. 2017): x = x - eta_s sum_k p_k grad F_k(x), exact gradients of the clients' whole loss."""
     identity = stateless("identity()", lambda g, params, info: g)
     server = opt.scale(server_lr, "server_lr")
     return Algorithm("fedsgd", Work("full_gradient"), identity, keep(), weighting or by_examples(), server)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom import random, tree
+from fedloom import __version__, random, tree
 from fedloom.algorithm import Algorithm
 from fedloom.batches import Batching
 from fedloom.callbacks import Callback
@@ -115,7 +116,11 @@ def simulate(
             **recorded,
         },
     )
-    run = _Records(run_dir, config, history, data, algorithm)
+    settings = {"rounds": rounds, "cohort": cohort, "epochs": epochs, "steps": steps, "batch_size": batch_size}
+    settings |= {"drop_last": drop_last, "seed": seed, "sampling_seed": sampling_seed, "sampler": who.name}
+    run = _Records(
+        run_dir, {"algorithm": repr(algorithm), **settings} if config is None else config, history, data, seed
+    )
 
     x, examples = functional.params, data.examples.cpu()
     state = algorithm.init(x, data.population, buffers=functional.buffers, examples=data.examples)
@@ -199,19 +204,19 @@ class _Records:
     def __init__(
         self,
         path: str | PathLike[str] | None,
-        config: Mapping[str, Any] | None,
+        config: Mapping[str, Any],
         history: History,
         data: FederatedData,
-        algorithm: Algorithm,
+        seed: int,
     ) -> None:
         self.directory = None if path is None else RunDirectory(Path(path))
         if self.directory is not None:
             self.fingerprint = data.fingerprint()
-            self.algorithm = algorithm
+            self.seed = seed
             settled = {
                 k: v for k, v in history.resolved.items() if k in ("executor", "chunk", "device", "dtype", "threads")
             }
-            self.directory.config({**(config or {"algorithm": repr(algorithm)}), **settled})
+            self.directory.config({**config, **settled})
 
     def record(self, record: Mapping[str, Any]) -> None:
         if self.directory is not None:
@@ -239,12 +244,13 @@ class _Records:
         last = history.rounds[-1] if history.rounds else {}
         self.directory.summary(
             {
-                "algorithm": repr(self.algorithm),
+                "seed": self.seed,
                 "rounds": len(history.rounds),
                 "final": last,
                 "seconds": history.seconds,
                 "resolved": history.resolved,
                 "data_fingerprint": self.fingerprint,
+                "versions": {"fedloom": __version__, "torch": torch.__version__, "python": platform.python_version()},
             }
         )
 

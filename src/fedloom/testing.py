@@ -66,12 +66,11 @@ def check_algorithm(algorithm: Algorithm) -> None:
         raise FedloomError(f"check_algorithm: expected an Algorithm, got {algorithm!r}")
     if algorithm.server.resolve is not None:
         algorithm = dataclasses.replace(algorithm, server=algorithm.server.resolve(0.1))
-    narrow, wide = _play(algorithm, torch.float32), _play(algorithm, torch.float64)
-    with _law(algorithm, "dtype"):
-        _dtypes([*narrow, *wide])
+    _play(algorithm, torch.float32)
+    rounds = _play(algorithm, torch.float64)
     for name, law in _LAWS.items():
         with _law(algorithm, name):
-            law(algorithm, wide)
+            law(algorithm, rounds)
 
 
 @contextmanager
@@ -88,7 +87,7 @@ def _law(algorithm: Algorithm, name: str) -> Iterator[None]:
 
 
 def _play(algorithm: Algorithm, dtype: torch.dtype) -> list[_Round]:
-    """The rounds that the laws look at; already here the state must be plain data and the inputs left alone."""
+    """The rounds that the laws look at; those that need nothing else are checked on the way."""
     with _law(algorithm, "start"):
         params, state = _start(algorithm, dtype)
     rounds = []
@@ -97,10 +96,13 @@ def _play(algorithm: Algorithm, dtype: torch.dtype) -> list[_Round]:
         given = {"params": params, "state": _plain(state), "cohort": _plain(cohort)}
         with _law(algorithm, "plain state"):
             before = checkpoint.pack(given)
-        with _law(algorithm, "inputs"):
+        with _law(algorithm, "round"):
             outcome = algorithm.apply(params, state, cohort)
+        with _law(algorithm, "inputs"):
             if found := _difference(checkpoint.pack(given), before):
                 raise _Broken(f"expected params, state and cohort left as they were, got {found}")
+        with _law(algorithm, "dtype"):
+            _dtypes(params, outcome[0])
         rounds.append(_Round(params, state, cohort, outcome))
         params, state, _ = outcome
     with _law(algorithm, "plain state"):
@@ -108,15 +110,13 @@ def _play(algorithm: Algorithm, dtype: torch.dtype) -> list[_Round]:
     return rounds
 
 
-def _dtypes(rounds: list[_Round]) -> None:
-    for played in rounds:
-        params = played.outcome[0]
-        if list(params) != list(played.params):
-            raise _Broken(f"expected leaves {', '.join(played.params)}; got {', '.join(params)}")
-        for name, leaf in params.items():
-            expected, got = _kind(played.params[name]), _kind(leaf)
-            if expected != got:
-                raise _Broken(f"expected {name!r} to stay {expected}, got {got}")
+def _dtypes(before: Params, after: Params) -> None:
+    if list(after) != list(before):
+        raise _Broken(f"expected leaves {', '.join(before)}; got {', '.join(after)}")
+    for name, leaf in after.items():
+        expected, got = _kind(before[name]), _kind(leaf)
+        if expected != got:
+            raise _Broken(f"expected {name!r} to stay {expected}, got {got}")
 
 
 def _determinism(algorithm: Algorithm, rounds: list[_Round]) -> None:

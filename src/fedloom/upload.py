@@ -44,6 +44,8 @@ class Upload:
     report: Callable[[PartState, dict[str, float]], dict[str, float]] = _no_report
 
     def then(self, *others: Upload) -> Upload:
+        if not others:
+            return self
         parts = (self, *others)
 
         def init() -> PartState:

@@ -49,17 +49,17 @@ def resolve(job: Job, executor: str, chunk: int | None, cohort: int) -> tuple[Jo
     draws, job = _draws(job), dataclasses.replace(job, chunk=chunk or _chunk(job, cohort))
     job = dataclasses.replace(job, draws=draws, rows_independent=not draws and _rows_independent(job))
     if executor == "loop":
-        return job, Choice("loop", job.chunk, "asked for")
+        return job, Choice("loop", 1, "asked for")
     obstacle = "its forward draws random numbers other than dropout's" if draws else _obstacle(job)
     if obstacle is not None:
         why = f"{type(job.functional.module).__name__} cannot be stacked: {obstacle}"
         if executor == "vectorized":
             warnings.warn(f"executor='vectorized': {why}; running the loop", stacklevel=3)
-        return job, Choice("loop", job.chunk, why)
+        return job, Choice("loop", 1, why)
     if executor == "vectorized":
         return job, Choice("vectorized", job.chunk, "asked for")
     stacked, why = _rule(job, cohort)
-    return job, Choice("vectorized" if stacked else "loop", job.chunk, why)
+    return job, Choice("vectorized", job.chunk, why) if stacked else Choice("loop", 1, why)
 
 
 def _rule(job: Job, cohort: int) -> tuple[bool, str]:

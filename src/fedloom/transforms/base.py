@@ -33,6 +33,8 @@ class Transform:
     resolve: Callable[[float], Transform] | None = None  # what becomes of it once an 'estimate' is known
 
     def then(self, *others: Transform) -> Transform:
+        if not others:
+            return self
         parts = (self, *others)
 
         def init(params: Params) -> PartState:

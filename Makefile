@@ -1,0 +1,36 @@
+# Everything from a fresh checkout: `make quickstart`, `make test`. PYTHON=python3.12 chooses another interpreter.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help quickstart test lint types clean
+
+help:
+	@echo "make quickstart   five algorithms on digits: a table and a picture under runs/"
+	@echo "make test         all tests"
+	@echo "make lint types   what continuous integration checks beside them"
+	@echo "make clean        remove caches and build products (not .venv, not runs/)"
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	touch $@
+
+.venv: $(READY)
+
+quickstart: $(READY)
+	$(BIN)/fedloom run quickstart
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+clean:
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
