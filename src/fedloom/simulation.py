@@ -116,11 +116,20 @@ def simulate(
             **recorded,
         },
     )
-    settings = {"rounds": rounds, "cohort": cohort, "epochs": epochs, "steps": steps, "batch_size": batch_size}
-    settings |= {"drop_last": drop_last, "seed": seed, "sampling_seed": sampling_seed, "sampler": who.name}
-    run = _Records(
-        run_dir, {"algorithm": repr(algorithm), **settings} if config is None else config, history, data, seed
-    )
+    if config is None:
+        config = {
+            "algorithm": repr(algorithm),
+            "rounds": rounds,
+            "cohort": cohort,
+            "epochs": epochs,
+            "steps": steps,
+            "batch_size": batch_size,
+            "drop_last": drop_last,
+            "seed": seed,
+            "sampling_seed": sampling_seed,
+            "sampler": who.name,
+        }
+    run = _Records(run_dir, config, history, data, seed)
 
     x, examples = functional.params, data.examples.cpu()
     state = algorithm.init(x, data.population, buffers=functional.buffers, examples=data.examples)

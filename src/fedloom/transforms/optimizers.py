@@ -58,7 +58,7 @@ def adagrad(tau: float = 1e-3, initial_accumulator: float | str | None = None, b
         tau,
         "none",
         tau**2 if initial_accumulator is None else initial_accumulator,
-        lambda count: torch.ones((), dtype=torch.float64),
+        lambda count: torch.ones_like(count),
     )
 
 
@@ -170,7 +170,8 @@ def _adaptive(
                 "or pass the number fl.estimate_accumulator(task, data, params, seed) returns"
             )
         v = tree.map(lambda x: torch.full_like(x, initial), params)
-        return {"m": tree.zeros_like(params), "v": v, "count": torch.zeros((), dtype=torch.int64)}
+        count = torch.zeros((), dtype=torch.int64, device=next(iter(params.values())).device)
+        return {"m": tree.zeros_like(params), "v": v, "count": count}
 
     def update(g: Params, state: PartState, params: Params, info: Info) -> tuple[Params, PartState, Info]:
         m = tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state["m"], g)
