@@ -11,11 +11,11 @@ class FedloomError(ValueError):
 
 
 class Diverged(FedloomError):
-    """The model became non-finite: carries the round and the first leaf that did."""
+    """The model became non-finite, the global one or every client's: carries the round and the first leaf that did."""
 
-    def __init__(self, round: int, leaf: str) -> None:
+    def __init__(self, round: int, leaf: str, whose: str = "the global model") -> None:
         super().__init__(
-            f"round {round}, {leaf!r}: the global model became non-finite; "
+            f"round {round}, {leaf!r}: {whose} became non-finite; "
             "the last finite state is kept: lower client_lr or server_lr, or clip the updates"
         )
         self.round = round
@@ -29,6 +29,7 @@ def choose(what: str, got: object, allowed: Iterable[str]) -> FedloomError:
     "sampler: expected one of poisson, uniform; got 'unifrom': did you mean 'uniform'?"
     """
     names = sorted(allowed)
-    near = get_close_matches(str(got), names, n=1)
-    hint = f": did you mean {near[0]!r}?" if near else ""
+    folded = {name.casefold(): name for name in names}
+    near = get_close_matches(str(got).casefold(), folded, n=1)
+    hint = f": did you mean {folded[near[0]]!r}?" if near else ""
     return FedloomError(f"{what}: expected one of {', '.join(names)}; got {got!r}{hint}")

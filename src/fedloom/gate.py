@@ -10,6 +10,9 @@ from torch import Tensor
 from fedloom.errors import FedloomError
 from fedloom.types import Cohort, Params, State
 
+NONFINITE = "non-finite value in"
+"""How the reason begins when a client sent a NaN or an infinity."""
+
 
 def check(cohort: Cohort, params: Params, buffers: Params) -> None:
     """Raise when the stack does not fit the model: names and shapes are the caller's mistake, not a client's."""
@@ -71,7 +74,7 @@ def _objections(
         if column is not None and not 0 < float(column[index]) < float("inf"):
             yield f"{name}: expected a finite positive number, got {float(column[index]):g}"
     if bad_leaf is not None:
-        yield f"non-finite value in {bad_leaf}"
+        yield f"{NONFINITE} {bad_leaf}"
 
 
 def _nonfinite(cohort: Cohort) -> list[str | None]:

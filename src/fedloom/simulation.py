@@ -24,6 +24,7 @@ from fedloom.evaluation import evaluate
 from fedloom.executors.auto import resolve
 from fedloom.executors.job import Assignment, Job
 from fedloom.functional import Functional
+from fedloom.gate import NONFINITE
 from fedloom.memory import RowStore
 from fedloom.progress import rounds_bar
 from fedloom.rundir import RunDirectory
@@ -134,6 +135,7 @@ def simulate(
     x, examples = functional.params, data.examples.cpu()
     state = algorithm.init(x, data.population, buffers=functional.buffers, examples=data.examples)
     sampling, rows = who.init(data.population), RowStore()
+    lost: list[str] = []
     draw_seed = seed if sampling_seed is None else sampling_seed
     evaluated = 1 if eval_every is None else eval_every
 
@@ -147,10 +149,11 @@ def simulate(
             arrivals = _Arrivals(choice.run(job, assignment), drawn, who.each_draw_counts)
             before = x, state
             x, state, report = algorithm.apply(x, state, arrivals, who.needs)
-            if (leaf := tree.first_nonfinite(x)) is not None:
+            lost = _lost(lost, report)
+            if (leaf := tree.first_nonfinite(x)) is not None or len(lost) >= min(3, data.population):
                 history.params, history.state, history.buffers = before[0], before[1], before[1].buffers
                 run.keep(t, history, rows, sampling)
-                raise Diverged(t, leaf)
+                raise Diverged(t, leaf) if leaf is not None else Diverged(t, lost[-1], "every client's model")
             arrivals.store(rows, report)
             sampling = who.observe(sampling, report)
 
@@ -262,6 +265,17 @@ class _Records:
                 "versions": {"fedloom": __version__, "torch": torch.__version__, "python": platform.python_version()},
             }
         )
+
+
+def _lost(before: list[str], report: Report) -> list[str]:
+    """The leaves in which client after client became non-finite, with none admitted in between.
+
+    One broken client is refused and the run goes on; when nobody else is left, it is the training that diverged.
+    """
+    if report["admitted"]:
+        return []
+    found = [reason for reason in report.clients.reasons if reason is not None and reason.startswith(NONFINITE)]
+    return before + [reason.split("'")[1] for reason in found]
 
 
 def _check(**counts: int | None) -> None:
