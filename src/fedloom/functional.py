@@ -6,7 +6,7 @@ the module keeps as persistent buffers (batch norm's statistics, counters) goes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ class Functional:
     params: Params
     buffers: Params
     constants: Params  # frozen parameters and non-persistent buffers
+    penalty: Callable[[Params], Tensor] | None = None
 
     @staticmethod
     def of(task: Task, seed: int, device: torch.device, dtype: torch.dtype | None = None) -> Functional:
@@ -56,6 +57,7 @@ class Functional:
             {name: leaf.detach().clone() for name, leaf in buffers.items() if name in persistent},
             {name: leaf.detach() for name, leaf in named.items() if not leaf.requires_grad}
             | {name: leaf for name, leaf in buffers.items() if name not in persistent},
+            task.penalty,
         )
 
     def output(self, params: Params, buffers: Params, x: Features) -> Any:
@@ -68,7 +70,7 @@ class Functional:
     def objective(
         self, params: Params, buffers: Params, x: Features, y: Features, mask: Tensor | None, key: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Params]]:
-        """The mean loss over a batch's rows (those under `mask`), and beside it the loss again and the new buffers."""
+        """The mean loss over a batch's rows (those under `mask`) and the penalty; beside it the loss and the new buffers."""
         buffers = tree.map(torch.clone, buffers)
         with SeededDropout(key):
             output = self.output(params, buffers, x)
@@ -83,7 +85,8 @@ class Functional:
             mean = losses.mean()
         else:
             mean = torch.where(mask, losses, 0.0).sum() / mask.sum().clamp(min=1)
-        return mean, (mean.detach(), tree.map(torch.detach, buffers))
+        total = mean if self.penalty is None else mean + self.penalty(params)
+        return total, (mean.detach(), tree.map(torch.detach, buffers))
 
 
 Gradient = tuple[Params, Tensor, Params]  # gradient, loss, buffers

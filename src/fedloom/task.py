@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedloom.types import Params
+
 PerExample = Callable[[Any, Any], Tensor]
 """`f(output, target)`: one value per example, so that any weighting of examples stays exact."""
 
@@ -49,6 +51,9 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
 class Task:
     """A model factory, unchanged PyTorch; a per-example loss; metrics that are means over examples.
 
+    `penalty` is a function of the trainable parameters whose value is added to every batch's mean loss in training: weight
+    decay on some of the kernels, say.
+
     >>> Task(model=lambda: nn.Linear(4, 2)).loss.__name__
     'cross_entropy'
     """
@@ -56,3 +61,4 @@ class Task:
     model: Callable[[], nn.Module]
     loss: PerExample = cross_entropy
     metrics: Mapping[str, PerExample] = field(default_factory=lambda: {"accuracy": accuracy})
+    penalty: Callable[[Params], Tensor] | None = None
