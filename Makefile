@@ -22,7 +22,7 @@ quickstart: $(READY)
 	$(BIN)/fedloom run quickstart
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: $(READY)
 	$(BIN)/ruff check .

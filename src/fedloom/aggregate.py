@@ -20,6 +20,7 @@ from fedloom.types import ClientReport, Cohort, Evidence, Needs, Params, PartSta
 from fedloom.upload import Upload
 from fedloom.weighting import Weighting, angle
 
+OPTIONAL = ("steps", "losses", "buffers")
 _BLOCK = 2**23
 """Elements of the float64 work matrix at a time: 64 MiB."""
 
@@ -61,6 +62,7 @@ class _Stream:
         self.ids: list[Tensor] = []
         self.reasons: list[str | None] = []
         self.order: list[Tensor] = []  # where each admitted row stood among all rows given
+        self.carried: set[str] | None = None  # the optional fields of the first chunk
         self.columns: dict[str, list[Tensor]] = {}
         self.rows: list[Tensor] = []
         self.squares: list[Tensor] = []
@@ -71,6 +73,12 @@ class _Stream:
         self.extra: dict[str, Tensor] = {}
 
     def take(self, chunk: Cohort) -> None:
+        if not chunk.size:
+            return
+        carried = {name for name in OPTIONAL if getattr(chunk, name) is not None}
+        for name in carried ^ (carried if self.carried is None else self.carried):
+            raise FedloomError(f"Cohort.{name}: expected in every chunk of the round or in none, got both")
+        self.carried = carried
         reasons = gate.admit(chunk, self.state, self.seen)
         start = len(self.reasons)
         ids = chunk.clients.cpu()
@@ -193,7 +201,8 @@ class _Stream:
             return gradient
         assert self.sum is not None and self.combine.local is not None
         weight, local_scale = self.combine.local(evidence)
-        return self.sum * (tree.total(p * scale) / tree.total(weight * local_scale))
+        whole = tree.total(weight * local_scale)
+        return self.sum * torch.where(whole > 0, tree.total(p * scale) / whole, 0.0)  # every scale may be zero
 
     def _kept(self, column: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(self.rows, column.split([rows.shape[0] for rows in self.rows]), strict=True)
@@ -239,7 +248,7 @@ def _average_buffers(buffers: Params, p: Tensor) -> Params | None:
     def average(rows: Tensor) -> Tensor:
         if not rows.is_floating_point():
             return rows.amax(0)
-        flat = rows.to(torch.float64).reshape(len(rows), -1)
+        flat = tree.matrix(rows.to(torch.float64))
         return _add_rows(None, flat, p).reshape(rows.shape[1:]).to(rows.dtype)
 
     return {name: average(rows) for name, rows in buffers.items()} or None

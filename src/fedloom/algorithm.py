@@ -48,6 +48,8 @@ class Algorithm:
         self, params: Params, population: int, *, buffers: Params | None = None, examples: Tensor | None = None
     ) -> State:
         """The server's state before the first round; `examples` are the clients' known counts, for the gate."""
+        if not params:
+            raise FedloomError("params: expected at least one leaf, got none")
         if population < 1:
             raise FedloomError(f"population: expected at least 1 client, got {population}")
         if examples is not None and tuple(examples.shape) != (population,):

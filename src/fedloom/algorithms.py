@@ -158,7 +158,7 @@ def scaffold(client_lr: Rate, server_lr: Rate = 1.0, *, option: str = "II", **op
     `"gradmean"`. Option I takes the exact gradient at x.
     """
     server = opt.scale(server_lr, "server_lr")
-    options.setdefault("weighting", uniform())
+    options["weighting"] = options.get("weighting") or uniform()
     return _fill("scaffold", client_lr, server, options, corrections=(correct.add_control(),), memory=controls(option))
 
 
@@ -181,7 +181,7 @@ def feddyn(client_lr: Rate, *, alpha: float, **options: Unpack[Options]) -> Algo
     """
     if not alpha > 0:
         raise FedloomError(f"feddyn alpha: expected a positive number, got {alpha!r}")
-    options.setdefault("weighting", uniform())
+    options["weighting"] = options.get("weighting") or uniform()
     return _fill(
         "feddyn",
         client_lr,

@@ -55,7 +55,7 @@ def plan(
     rows = offsets[clients + 1] - starts
     used, steps = batching.counts(rows)
     most_rows, most_steps = int(rows.max()), int(steps.max())
-    batch = batching.batch_size or max(1, most_rows)
+    batch = min(batching.batch_size or most_rows, max(1, most_rows))  # a batch is never wider than the largest client
     per_epoch = (-(-used // batch)).clamp(min=1)
     step = torch.arange(most_steps)
     taken = step < steps[:, None]  # (K, S)

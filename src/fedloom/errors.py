@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class FedloomError(ValueError):
@@ -20,6 +21,28 @@ class Diverged(FedloomError):
         )
         self.round = round
         self.leaf = leaf
+
+
+def positive(what: str, value: Any) -> None:
+    """An error unless `value` is a positive number."""
+    if not (_is_number(value) and value > 0):
+        raise FedloomError(f"{what}: expected a positive number, got {value!r}")
+
+
+def non_negative(what: str, value: Any) -> None:
+    """An error unless `value` is a number of at least 0."""
+    if not (_is_number(value) and value >= 0):
+        raise FedloomError(f"{what}: expected a number of at least 0, got {value!r}")
+
+
+def fraction(what: str, value: Any, *, below_one: bool = False) -> None:
+    """An error unless `value` is a number in [0, 1], or in [0, 1)."""
+    if not (_is_number(value) and 0 <= value <= 1 and not (below_one and value == 1)):
+        raise FedloomError(f"{what}: expected a number in [0, 1{')' if below_one else ']'}, got {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def choose(what: str, got: object, allowed: Iterable[str]) -> FedloomError:

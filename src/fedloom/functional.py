@@ -70,7 +70,7 @@ class Functional:
     def objective(
         self, params: Params, buffers: Params, x: Features, y: Features, mask: Tensor | None, key: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Params]]:
-        """The mean loss over a batch's rows (those under `mask`) and the penalty; beside it the loss and the new buffers."""
+        """The mean loss over a batch's rows (under `mask`) and the penalty; beside it the loss and the new buffers."""
         buffers = tree.map(torch.clone, buffers)
         with SeededDropout(key):
             output = self.output(params, buffers, x)

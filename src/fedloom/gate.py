@@ -7,8 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from fedloom import tree
 from fedloom.errors import FedloomError
 from fedloom.types import Cohort, Params, State
+
+LARGEST = 1e100
+"""A weight beyond it, or below its inverse, is no count of anything and would overflow sums."""
 
 NONFINITE = "non-finite value in"
 """How the reason begins when a client sent a NaN or an infinity."""
@@ -16,10 +20,10 @@ NONFINITE = "non-finite value in"
 
 def check(cohort: Cohort, params: Params, buffers: Params) -> None:
     """Raise when the stack does not fit the model: names and shapes are the caller's mistake, not a client's."""
-    size = cohort.size
     if cohort.clients.dim() != 1 or cohort.clients.is_floating_point():
         got = f"{cohort.clients.dtype} of shape {tuple(cohort.clients.shape)}"
         raise FedloomError(f"Cohort.clients: expected integers of shape (K,), got {got}")
+    size = cohort.size
     for name in ("examples", "steps", "losses", "multiplicity", "weights"):
         column = getattr(cohort, name)
         if column is not None and tuple(column.shape) != (size,):
@@ -65,7 +69,7 @@ def _objections(
         yield f"unknown client: expected an id in 0..{state.population - 1}, got {client}"
     if client in seen:
         yield "second report of this client in the round"
-    if not 0 < weight < float("inf"):
+    if not 1 / LARGEST <= weight <= LARGEST:
         yield f"weight: expected a finite positive number, got {weight:g}"
     if state.examples is not None and float(cohort.examples[index]) > float(state.examples[client]):
         yield f"examples: expected at most the known {state.examples[client]:g}, got {cohort.examples[index]:g}"
@@ -85,7 +89,7 @@ def _nonfinite(cohort: Cohort) -> list[str | None]:
         sent |= {f"{kind} {leaf!r}": rows for leaf, rows in leaves.items()}
     found: list[str | None] = [None] * cohort.size
     for leaf, rows in sent.items():
-        finite = torch.isfinite(rows).reshape(cohort.size, -1).all(1)
+        finite = tree.matrix(torch.isfinite(rows)).all(1)
         if not bool(finite.all()):
             for index in torch.nonzero(~finite).flatten().tolist():
                 found[index] = found[index] or leaf

@@ -85,6 +85,8 @@ def keep_mask(key: Tensor, site: int, shape: torch.Size, drop: float) -> Tensor:
 
     A position counts rows first, so the mask of a row does not depend on how many rows follow it.
     """
+    if drop >= 1:
+        return torch.zeros(shape, dtype=torch.bool, device=key.device)
     low = _mix(key + _signed((site + 1) * _GOLDEN)).to(torch.int32)
     position = torch.arange(shape.numel(), dtype=torch.int32, device=key.device) * -1640531527
     x = (position + low).reshape(shape)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.errors import FedloomError, choose
+from fedloom.errors import FedloomError, choose, positive
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ def warmup(rate: Rate, rounds: int = 100, start: float | None = None) -> Schedul
     (0.2, 0.25)
     """
     target = as_schedule(rate, "warmup")
+    positive("warmup rounds", rounds)
 
     def at(t: int) -> float:
         done = min(1.0, (t + 1) / rounds)

@@ -51,8 +51,8 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
 class Task:
     """A model factory, unchanged PyTorch; a per-example loss; metrics that are means over examples.
 
-    `penalty` is a function of the trainable parameters whose value is added to every batch's mean loss in training: weight
-    decay on some of the kernels, say.
+    `penalty` is a function of the trainable parameters that is added to every batch's mean loss in training: weight decay
+    on some of the kernels, say.
 
     >>> Task(model=lambda: nn.Linear(4, 2)).loss.__name__
     'cross_entropy'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,11 @@ def map_state(function: Callable[..., Tensor], first: Any, *rest: Any) -> Any:
     return first
 
 
+def matrix(rows: Tensor) -> Tensor:
+    """`(K, *shape)` -> `(K, size)`, also where K is zero or the shape empty."""
+    return rows.reshape(len(rows), math.prod(rows.shape[1:]))
+
+
 def zeros_like(tree: Params) -> Params:
     return map(torch.zeros_like, tree)
 
@@ -45,7 +51,7 @@ def total(x: Tensor, lead: int = 0) -> Tensor:
     >>> total(torch.arange(10.0).reshape(2, 5), lead=1)
     tensor([10., 35.])
     """
-    x = x.reshape(*x.shape[:lead], -1)
+    x = x.reshape(*x.shape[:lead], math.prod(x.shape[lead:]))
     if x.shape[-1] == 0:
         return x.sum(-1)
     while (length := x.shape[-1]) > 1:
@@ -100,7 +106,7 @@ class Layout:
     def flatten(self, rows: Params) -> Tensor:
         """`(K, *shape)` per leaf -> one float64 matrix `(K, D)`."""
         columns = [rows[name].detach().to(torch.float64) for name in self.shapes]
-        return torch.cat([column.reshape(len(column), -1) for column in columns], dim=1)
+        return torch.cat([matrix(column) for column in columns], dim=1)
 
     def split(self, flat: Tensor) -> Params:
         """`(..., D)` -> views of shape `(..., size)` per leaf."""
@@ -109,7 +115,8 @@ class Layout:
 
     def unflatten(self, flat: Tensor) -> Params:
         """`(..., D)` -> `(..., *shape)` per leaf."""
-        return {name: part.reshape(*flat.shape[:-1], *self.shapes[name]) for name, part in self.split(flat).items()}
+        lead = flat.shape[:-1]
+        return {name: part.reshape((*lead, *self.shapes[name])) for name, part in self.split(flat).items()}
 
     def squares(self, flat: Tensor) -> Tensor:
         """`(K, D)` -> squared norms per client and leaf, `(K, P)`."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedloom import tree
-from fedloom.errors import FedloomError
+from fedloom.errors import fraction, positive
 from fedloom.types import Params, PartState
 
 Notes = dict[str, Tensor]
@@ -88,7 +87,7 @@ def clip(norm: float) -> Upload:
     >>> clip(1.0).apply({"w": torch.tensor([3.0, 4.0])}, {})[0]
     {'w': tensor([0.6000, 0.8000])}
     """
-    _positive("clip norm", norm)
+    positive("clip norm", norm)
     return Upload(
         f"clip({norm:g})",
         lambda update, state: _clip(update, norm),
@@ -105,7 +104,8 @@ def adaptive_clip(quantile: float = 0.8, initial: float = 1.0, lr: float = 0.2) 
     >>> round(upload.settle(upload.init(), {"unclipped": 0.0})["rho"], 10)
     0.4694043484
     """
-    _positive("adaptive_clip initial", initial)
+    positive("adaptive_clip initial", initial)
+    fraction("adaptive_clip quantile", quantile)
     return Upload(
         f"adaptive_clip(quantile={quantile:g}, initial={initial:g}, lr={lr:g})",
         lambda update, state: _clip(update, state["rho"]),
@@ -126,7 +126,8 @@ def zeroing(
 
     z estimates the `quantile` of the clients' L-infinity norms, as in Charles et al.'s code (on by default there).
     """
-    _positive("zeroing initial", initial)
+    positive("zeroing initial", initial)
+    fraction("zeroing quantile", quantile)
 
     def apply(update: Params, state: PartState) -> tuple[Params, Notes]:
         largest = torch.stack([leaf.abs().amax() for leaf in update.values() if leaf.numel()]).amax()
@@ -154,8 +155,3 @@ def _clip(update: Params, rho: float) -> tuple[Params, Notes]:
 
 def _geometric(estimate: float, below: float, quantile: float, lr: float) -> float:
     return estimate * math.exp(-lr * (below - quantile))
-
-
-def _positive(what: str, value: Any) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise FedloomError(f"{what}: expected a positive number, got {value!r}")

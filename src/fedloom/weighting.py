@@ -112,7 +112,8 @@ def angle(evidence: Evidence) -> Tensor:
     """Angles between the updates and their mean, in radians; a right angle where either is zero."""
     assert evidence.dots is not None and evidence.mean_norm is not None
     length = evidence.norms * evidence.mean_norm
-    return torch.where(length > 0, evidence.dots / length, 0.0).clamp(-1, 1).arccos()
+    cosine = torch.where(length > 0, evidence.dots / length, 0.0).nan_to_num(0.0)  # squares may have overflowed
+    return cosine.clamp(-1, 1).arccos()
 
 
 def by_effective_steps(

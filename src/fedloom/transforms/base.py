@@ -69,9 +69,9 @@ def chain(first: Any, *rest: Any) -> Any:
     >>> chain(momentum(0.9), scale(0.1))
     chain(momentum(0.9), scale(0.1))
     """
-    for part in rest:
-        if type(part) is not type(first):
-            raise FedloomError(f"chain: expected parts of one kind, got {first!r} and {part!r}")
+    for part in (first, *rest):
+        if not isinstance(part, Transform | Upload) or type(part) is not type(first):
+            raise FedloomError(f"chain: expected parts of one kind, got {part!r} in a chain that starts with {first!r}")
     return first.then(*rest)
 
 
@@ -128,8 +128,10 @@ def from_torch(optimizer: type[torch.optim.Optimizer], **options: Any) -> Transf
             leaf.grad = g[key].to(leaf.dtype).clone()
         try:
             built.step()
-        except TypeError as error:
-            raise FedloomError(f"{name}: its step needs more than a gradient ({error}); choose another") from error
+        except (TypeError, RuntimeError) as error:
+            raise FedloomError(
+                f"{name}: its step needs more than a gradient ({error}); choose another"
+            ) from error
         step = {key: (params[key] - leaf).detach() for key, leaf in leaves.items()}
         kept = {key: tree.map_state(Tensor.detach, dict(built.state[leaf])) for key, leaf in leaves.items()}
         return changed(step, kept, info)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fedloom import tree
-from fedloom.errors import FedloomError, choose
+from fedloom.errors import choose, fraction, non_negative, positive
 from fedloom.transforms.base import Transform, stateless
 from fedloom.types import Info, Params, PartState
 
@@ -17,8 +18,7 @@ GROUPINGS = ("group", "universal")
 
 def add_proximal(mu: float) -> Transform:
     """FedProx (Li et al. 2020): the local loss gains (mu / 2) ||y - x^t||^2, the gradient mu (y - x^t)."""
-    if not mu >= 0:
-        raise FedloomError(f"mu: expected a number of at least 0, got {mu!r}")
+    non_negative("mu", mu)
     return stateless(
         f"add_proximal({mu:g})",
         lambda g, params, info: tree.map(lambda g, y, x: g + mu * (y - x), g, params, info.anchor),
@@ -50,8 +50,7 @@ def add_weight_decay(decay: float) -> Transform:
 
 def clip_gradient(norm: float) -> Transform:
     """Scale the gradient down to Euclidean norm `norm` over all parameters."""
-    if not norm > 0:
-        raise FedloomError(f"client_clip_norm: expected a positive number, got {norm!r}")
+    positive("client_clip_norm", norm)
 
     def apply(g: Params, params: Params, info: Info) -> Params:
         # torch's own reduction: this runs at every local step, where equal bits across stacks are not promised
@@ -84,10 +83,8 @@ def glad(beta: float = 0.9, gamma: float = 0.02, grouping: str = "group") -> Tra
     """
     if grouping not in GROUPINGS:
         raise choose("grouping", grouping, GROUPINGS)
-    if not 0 <= beta <= 1:
-        raise FedloomError(f"glad beta: expected a number in [0, 1], got {beta!r}")
-    if not gamma >= 0:
-        raise FedloomError(f"glad gamma: expected a number of at least 0, got {gamma!r}")
+    fraction("glad beta", beta)
+    non_negative("glad gamma", gamma)
     universal = grouping == "universal"
 
     def init(params: Params) -> PartState:
@@ -123,7 +120,7 @@ def _ratio(gsi: Tensor, baseline: Tensor, low: float, high: float, beta: float) 
     if gsi.isnan():  # a frozen tensor: nothing to scale, nothing learnt
         return torch.ones_like(gsi), baseline
     if gsi.isinf():  # the mean is zero whatever the ratio; an infinite baseline would outlive this round
-        return torch.full_like(gsi, high), baseline
+        return torch.full_like(gsi, high if math.isfinite(high) else 1.0), baseline
     if baseline == 0:
         baseline = gsi
     return (gsi / baseline).clamp(low, high), beta * baseline + (1 - beta) * gsi

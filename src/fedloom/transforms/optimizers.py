@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedloom import tree
-from fedloom.errors import FedloomError, choose
+from fedloom.errors import FedloomError, choose, fraction, non_negative
 from fedloom.schedule import Rate, as_schedule
 from fedloom.transforms.base import Transform, changed, stateless
 from fedloom.types import Info, Params, PartState
@@ -37,7 +37,7 @@ def momentum(beta: float = 0.9, variant: str = "heavyball") -> Transform:
     """
     if variant not in MOMENTUM_VARIANTS:
         raise choose("momentum variant", variant, MOMENTUM_VARIANTS)
-    _unit("momentum", beta)
+    fraction("momentum", beta, below_one=True)
     shown = f"{beta:g}" if variant == "heavyball" else f"{beta:g}, {variant!r}"
     weight = 1 - beta if variant == "ema" else 1.0
 
@@ -51,6 +51,7 @@ def momentum(beta: float = 0.9, variant: str = "heavyball") -> Transform:
 
 def adagrad(tau: float = 1e-3, initial_accumulator: float | str | None = None, beta1: float = 0.0) -> Transform:
     """FedAdagrad's server (Reddi et al. 2020): v = v + g^2; m = beta1 m + (1 - beta1) g; step m / (sqrt(v) + tau)."""
+    non_negative("adagrad tau", tau)
     return _adaptive(
         "adagrad",
         lambda v, g: v + g * g,
@@ -76,7 +77,7 @@ def adam(
     keras  sqrt(1 - beta2^s) / (1 - beta1^s) m / (sqrt(v) + tau)
     torch  (m / (1 - beta1^s)) / (sqrt(v / (1 - beta2^s)) + tau)
     """
-    _unit("beta2", beta2)
+    fraction("beta2", beta2, below_one=True)
     return _adaptive(
         "adam",
         lambda v, g: beta2 * v + (1 - beta2) * g * g,
@@ -96,7 +97,7 @@ def yogi(
     initial_accumulator: float | str | None = None,
 ) -> Transform:
     """FedYogi's server (Reddi et al. 2020): as Adam but v = v - (1 - beta2) g^2 sign(v - g^2)."""
-    _unit("beta2", beta2)
+    fraction("beta2", beta2, below_one=True)
     return _adaptive(
         "yogi",
         lambda v, g: v - (1 - beta2) * g * g * torch.sign(v - g * g),
@@ -114,7 +115,7 @@ def lars(beta: float = 0.9, eps: float = 1e-3, weight_decay: float = 0.0) -> Tra
     Step ||x|| / (||m|| + eps) m, or m itself where a norm is zero.
     The trust ratio nearly cancels any scaling of g, FedGLAD's included.
     """
-    _unit("beta", beta)
+    fraction("beta", beta, below_one=True)
 
     def update(g: Params, state: PartState, params: Params, info: Info) -> tuple[Params, PartState, Info]:
         m = tree.map(lambda m, g, x: beta * m + (1 - beta) * (g + weight_decay * x), state["m"], g, params)
@@ -157,9 +158,8 @@ def _adaptive(
     """What Adagrad, Adam and Yogi share: the first moment reads g, the second what FedGLAD leaves as it was."""
     if bias_correction not in BIAS_CORRECTIONS:
         raise choose("bias_correction", bias_correction, BIAS_CORRECTIONS)
-    _unit("beta1", beta1)
-    if tau < 0:
-        raise FedloomError(f"{name} tau: expected a number of at least 0, got {tau!r}")
+    fraction("beta1", beta1, below_one=True)
+    non_negative(f"{name} tau", tau)
     if initial != "estimate" and not (isinstance(initial, int | float) and initial >= 0):
         raise FedloomError(f"initial_accumulator: expected None, a number of at least 0 or 'estimate', got {initial!r}")
 
@@ -203,6 +203,7 @@ def _accumulator(initial: float | str | None, tau: float, bias_correction: str) 
     """tau^2 where the step has no bias correction (Reddi et al.'s algorithm), else 0 (the official code)."""
     if initial is not None:
         return initial
+    non_negative("tau", tau)
     return tau**2 if bias_correction == "none" else 0.0
 
 
@@ -219,8 +220,3 @@ def _trust(x: Tensor, u: Tensor, eps: float) -> Tensor:
     """||x|| / (||u|| + eps) where both norms are positive, else 1: a zero-initialised bias takes one unscaled step."""
     above, below = tree.norm({"": x}), tree.norm({"": u})
     return torch.where((above > 0) & (below > 0), above / (below + eps), 1.0)
-
-
-def _unit(what: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise FedloomError(f"{what}: expected a number in [0, 1), got {value!r}")

@@ -1,0 +1,365 @@
+"""Whatever runs a cohort, the numbers agree: loop and vectorized, over models, algorithms, optimizers and chunks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from small_federations import EXECUTORS, classification, distance, linear, noise, split
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fedloom as fl
+from fedloom.algorithm import Algorithm
+from fedloom.algorithms import CLIENT_OPTIMIZERS
+from fedloom.batches import Batching
+from fedloom.executors.auto import resolve
+from fedloom.executors.job import Job
+from fedloom.functional import Functional
+from fedloom.simulation import History
+
+
+class Dense(nn.Module):
+    """Two kinds of dropout around a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 5)
+        self.drop = nn.Dropout(0.3)
+        self.last = nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.dropout(self.drop(torch.tanh(self.first(x))), 0.2, self.training))
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 3)
+        self.last = nn.Linear(18, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.embed((x.abs() * 3).long().clamp(max=6)).flatten(1))
+
+
+class BatchNormed(nn.Module):
+    """No bias before the norm: its gradient would be rounding noise, which adaptive optimizers blow up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 5, bias=False)
+        self.norm = nn.BatchNorm1d(5)
+        self.last = nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.norm(self.first(x))))
+
+
+class Conv(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 2, bias=False)
+        self.norm = nn.GroupNorm(2, 4)
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.norm(self.conv(x.unflatten(1, (1, 2, 3))))).flatten(1))
+
+
+MODELS: tuple[Callable[[], nn.Module], ...] = (Dense, Words, BatchNormed, Conv)
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
+    "fedavg": lambda **options: fl.fedavg(0.1, **options),
+    "fedprox": lambda **options: fl.fedprox(0.1, mu=0.5, **options),
+    **{
+        f"scaffold-{option}": lambda option=option, **options: fl.scaffold(0.1, option=option, **options)
+        for option in ("I", "II", "gradmean")
+    },
+    "fednova": lambda **options: fl.fednova(0.1, **options),
+    "feddyn": lambda **options: fl.feddyn(0.1, alpha=0.3, **options),
+    "fedadp": lambda **options: fl.fedadp(0.1, **options),
+    "fedglad-yogi": lambda **options: fl.fedglad(fl.fedyogi(0.1, 0.01, **options)),
+}
+SIZES = [1, 7, 50, 20, 33]
+DATA = {dtype: classification(SIZES, dtype=dtype) for dtype in (torch.float32, torch.float64)}
+
+
+def run(model: Callable[[], nn.Module], algorithm: Algorithm, executor: str, rounds: int, **options: Any) -> History:
+    settings: dict[str, Any] = {"cohort": 4, "batch_size": 20, "seed": 3, "eval_every": 99, "dtype": torch.float64}
+    settings |= {"drop_last": model is BatchNormed} | options
+    data = settings.pop("data", None) or DATA[settings["dtype"]]
+    return fl.simulate(fl.Task(model), data, algorithm, rounds, executor=executor, **settings)
+
+
+def assert_agree(
+    model: Callable[[], nn.Module], algorithm: Algorithm, rounds: int = 5, chunks: Sequence[int] = (3,), **options: Any
+) -> None:
+    reference = run(model, algorithm, "loop", rounds, **options)
+    assert reference.resolved["executor"] == "loop"
+    for chunk in chunks:
+        history = run(model, algorithm, "vectorized", rounds, chunk=chunk, **options)
+        assert history.resolved["executor"] == "vectorized" and history.resolved["chunk"] == chunk
+        assert distance(reference, history) <= 1e-12
+        for name, leaf in reference.buffers.items():
+            if not leaf.is_floating_point():
+                assert torch.equal(leaf, history.buffers[name])
+        losses = [[record["train_loss"] for record in each.rounds] for each in (reference, history)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-10)
+
+
+GRID = [
+    pytest.param(make, optimizer, MODELS[(row + column) % len(MODELS)], id=f"{name}-{optimizer}")
+    for row, (name, make) in enumerate(ALGORITHMS.items())
+    for column, optimizer in enumerate(CLIENT_OPTIMIZERS)
+]
+
+
+def test_the_grid_holds_every_pair() -> None:
+    cells = [tuple(cell.values) for cell in GRID]
+    models, algorithms = len(MODELS), len(ALGORITHMS)
+    assert len({(make, optimizer) for make, optimizer, _ in cells}) == algorithms * len(CLIENT_OPTIMIZERS)
+    assert len({(make, model) for make, _, model in cells}) == algorithms * models
+    assert len({(optimizer, model) for _, optimizer, model in cells}) == len(CLIENT_OPTIMIZERS) * models
+
+
+@pytest.mark.parametrize(("make", "optimizer", "model"), GRID)
+def test_loop_and_stack_agree_in_double_precision(
+    make: Callable[..., Algorithm], optimizer: str, model: Callable[[], nn.Module]
+) -> None:
+    regularized = optimizer in ("momentum", "adam", "adamw")
+    options = {"client_weight_decay": 0.01, "client_clip_norm": 0.5} if regularized else {}
+    assert_agree(model, make(client_optimizer=optimizer, **options))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_chunks_of_every_size_agree(model: Callable[[], nn.Module]) -> None:
+    assert_agree(model, fl.scaffold(0.1, client_optimizer="adam"), 2, chunks=(1, 2, 4, 9), epochs=2, batch_size=10)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("optimizer", CLIENT_OPTIMIZERS)
+def test_loop_and_stack_agree_in_single_precision(model: Callable[[], nn.Module], optimizer: str) -> None:
+    algorithm = fl.fedavg(0.1, client_optimizer=optimizer, client_weight_decay=0.01, client_clip_norm=1.0)
+    results = [run(model, algorithm, executor, 1, cohort=5, dtype=torch.float32) for executor in EXECUTORS]
+    assert distance(*results) <= 1e-5
+    assert all(leaf.dtype == torch.float32 for leaf in results[1].params.values())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_whole_gradients_agree(model: Callable[[], nn.Module]) -> None:
+    assert_agree(model, fl.fedsgd(server_lr=0.1), 3, epochs=2)
+
+
+@pytest.mark.parametrize("options", [{"epochs": 3}, {"steps": 7}, {"batch_size": None, "epochs": 2}, {"batch_size": 1}])
+def test_every_amount_of_local_work_agrees(options: dict[str, Any]) -> None:
+    data = classification([1, 4, 9, 5])
+    assert_agree(Dense, fl.fedavg(0.1, client_optimizer="adam"), 2, data=data, **({"batch_size": 3} | options))
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [fl.schedule.geometric(0.2, 0.7), fl.schedule.within_round(0.2), fl.schedule.within_round(0.1, warmup=0.5)],
+    ids=repr,
+)
+@pytest.mark.parametrize("make", [fl.fedavg, fl.scaffold, fl.fednova])
+def test_schedules_agree(make: Callable[..., Algorithm], rate: fl.schedule.Schedule) -> None:
+    """Clients with different numbers of steps stand at different points of a schedule within the round."""
+    assert_agree(Dense, make(rate), 3, chunks=(4,), epochs=2)
+
+
+def test_rates_of_zero_leave_a_client_where_it_was() -> None:
+    """The only step of a client that warms up within the round has rate zero: its control cannot be taken from it."""
+    history = run(Dense, fl.scaffold(fl.schedule.within_round(0.1)), "vectorized", 2, cohort=5)
+    assert [record["admitted"] for record in history.rounds] == [5.0, 5.0]
+
+
+@pytest.mark.parametrize("start", range(3))
+def test_any_mixture_of_sizes_agrees(start: int) -> None:
+    data = classification([[1, 2, 3], [9, 10, 11], [4, 40, 1]][start] * 2)
+    assert_agree(Dense, fl.scaffold(0.1, client_optimizer="momentum"), 2, data=data, cohort=0.8, epochs=2)
+
+
+class ZeroStart(BatchNormed):
+    """Its output does not depend on any row at first: what mixes rows cannot be seen in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.last.weight)
+
+
+@pytest.mark.parametrize("equal_rows", [False, True])
+@pytest.mark.parametrize("model", [BatchNormed, ZeroStart])
+def test_batch_norm_is_recognised(model: Callable[[], nn.Module], equal_rows: bool) -> None:
+    """Also where the first rows are all alike: padding them changes nothing that could be noticed there."""
+    sizes = [7, 50, 33, 12]
+    x, y = noise(sum(sizes), 6), torch.arange(sum(sizes)) % 4
+    if equal_rows:
+        x[:5] = 0.0
+    assert_agree(model, fl.fedavg(0.1), 2, batch_size=10, data=fl.federate(x, y, split(sizes)), drop_last=False)
+
+
+class Centred(nn.Module):
+    """Rows see each other through an operation of the model's own, behind a layer that starts at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 5)
+        self.last = nn.Linear(5, 4)
+        nn.init.zeros_(self.last.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        return self.last(h - h.mean(0) if self.training else h)
+
+
+def test_other_mixing_of_rows_is_recognised() -> None:
+    assert_agree(Centred, fl.fedavg(0.1), 2)
+
+
+class TimeMajor(nn.Module):
+    """Dropout where the rows are not the first axis: padding would shift the other rows' masks."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+        self.first = nn.Linear(1, 3)
+        self.last = nn.Linear(18, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.dropout(torch.tanh(self.first(x.T.unsqueeze(-1))), self.p, self.training)
+        return self.last(h.transpose(0, 1).flatten(1))
+
+
+@pytest.mark.parametrize("p", [0.02, 0.05, 0.5])
+def test_dropout_along_another_axis_agrees(p: float) -> None:
+    assert_agree(lambda: TimeMajor(p), fl.fedavg(0.1), 2)
+
+
+@pytest.mark.parametrize(("model", "alone"), [(Dense, True), (Words, True), (Conv, True), (BatchNormed, False)])
+def test_models_whose_rows_stand_alone_may_be_padded(model: Callable[[], nn.Module], alone: bool) -> None:
+    """Taking them for others would be right too, and slow."""
+    data = DATA[torch.float64]
+    functional = Functional.of(fl.Task(model), 0, torch.device("cpu"), torch.float64)
+    job, _ = resolve(Job(functional, fl.fedavg(0.1), data, Batching(), 0), "vectorized", None, 4)
+    assert job.rows_independent == alone
+
+
+class Spy(BatchNormed):
+    """Notes how many rows it is shown in training."""
+
+    seen: list[int]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen.append(len(x))
+        return super().forward(x)
+
+
+def test_batch_norm_is_never_padded_in_rows() -> None:
+    """Clients of 7 and 25 rows in batches of 10 give batches of 7 and 5 beside those of 10."""
+    sizes = {}
+    for executor in EXECUTORS:
+        Spy.seen = []
+        run(Spy, fl.fedavg(0.1), executor, 1, cohort=2, batch_size=10, data=classification([7, 25]), drop_last=False)
+        sizes[executor] = sorted(set(Spy.seen) - {2, 3, 4})  # those are the trials before the run
+    assert sizes == {"loop": [5, 7, 10], "vectorized": [5, 7, 10]}
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize(("sizes", "culprit"), [([20, 1, 8], 1), ([20, 10, 11], 2)])
+def test_batch_norm_on_one_value_names_the_client(executor: str, sizes: list[int], culprit: int) -> None:
+    with pytest.raises(fl.FedloomError, match=rf"client {culprit}, round 0: batch norm .* drop_last=True"):
+        data = classification(sizes)
+        run(BatchNormed, fl.fedavg(0.1), executor, 1, cohort=3, batch_size=10, data=data, drop_last=False)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("algorithm", [fl.fedavg(0.1), fl.scaffold(0.1), fl.fedsgd(0.1), fl.fednova(0.1)])
+def test_a_client_without_a_whole_batch_is_refused(executor: str, algorithm: Algorithm) -> None:
+    data = classification([20, 9, 31])
+    history = run(BatchNormed, algorithm, executor, 2, cohort=3, batch_size=10, data=data, drop_last=True)
+    assert [(record["admitted"], record["refused"]) for record in history.rounds] == [(2.0, 1.0)] * 2
+    assert all(torch.isfinite(leaf).all() for leaf in history.params.values())
+    assert all(record["train_loss"] > 0 for record in history.rounds)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_round_of_nothing_but_short_clients_is_void(executor: str) -> None:
+    history = run(Dense, fl.fedavg(0.1), executor, 2, cohort=2, data=classification([3, 9]), drop_last=True)
+    assert [record["admitted"] for record in history.rounds] == [0.0, 0.0]
+    fresh = run(Dense, fl.fedavg(0.0), executor, 1, cohort=2, data=classification([3, 9]))
+    assert distance(fresh, history) == 0
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 5)
+        self.last = nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.lstm(x.unsqueeze(0))[0][0])
+
+
+def test_what_torch_can_stack_is_stacked() -> None:
+    """In double precision an LSTM on a CPU is made of parts that have a stacked form."""
+    assert_agree(Recurrent, fl.fedavg(0.1), 2)
+
+
+class Branching(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if x.sum().item() > 0 else -x)
+
+
+class Noisy(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + 0.1 * torch.randn(x.shape, dtype=x.dtype) if self.training else x)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        pytest.param(
+            Recurrent,
+            "torch has no stacked form of",
+            marks=pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="the fused kernel is oneDNN's"),
+        ),
+        (lambda: Branching(6, 4), ".*item"),
+        (lambda: Noisy(6, 4), "its forward draws random numbers other than dropout's"),
+        (lambda: nn.Sequential(nn.FeatureAlphaDropout(0.5), nn.Linear(6, 4)), "its forward draws random numbers"),
+    ],
+    ids=["lstm", "item", "randn", "feature-dropout"],
+)
+def test_what_cannot_be_stacked_falls_to_the_loop(model: Callable[[], nn.Module], reason: str) -> None:
+    with pytest.warns(UserWarning, match=r"executor='vectorized': \w+ cannot be stacked: .*; running the loop"):
+        asked = run(model, fl.fedavg(0.1), "vectorized", 2, dtype=torch.float32)
+    automatic, loop = (run(model, fl.fedavg(0.1), executor, 2, dtype=torch.float32) for executor in ("auto", "loop"))
+    for history in (asked, automatic):
+        assert history.resolved["executor"] == "loop"
+        why = history.resolved["why"]
+        assert re.match(rf"\w+ cannot be stacked: {reason}", why)
+        assert len(why) < 160 and "\n" not in why and ". " not in why  # one sentence
+        assert distance(loop, history) == 0  # randomness of the model's own is a function of the seed too
+
+
+def test_auto_follows_a_rule_and_says_which() -> None:
+    dense, conv = (run(model, fl.fedavg(0.1), "auto", 1) for model in (Dense, Conv))
+    single = run(Dense, fl.fedavg(0.1), "auto", 1, cohort=1)
+    assert (dense.resolved["executor"], conv.resolved["executor"], single.resolved["executor"]) == (
+        "vectorized",
+        "loop",
+        "loop",
+    )
+    assert "Conv2d" in conv.resolved["why"] and "cohort of one" in single.resolved["why"]
+    assert dense.resolved["why"].startswith("on a CPU")
+    assert run(Dense, fl.fedavg(0.1), "loop", 1).resolved["why"] == "asked for"
+    assert distance(dense, run(Dense, fl.fedavg(0.1), "vectorized", 1)) == 0
+
+
+def test_an_unknown_executor_is_an_error_with_the_nearest_name() -> None:
+    with pytest.raises(fl.FedloomError, match=r"executor: expected one of .* did you mean 'vectorized'"):
+        run(Dense, fl.fedavg(0.1), "vectorised", 1)
+    with pytest.raises(fl.FedloomError, match="chunk: expected at least 1 client, got 0"):
+        fl.simulate(linear(), DATA[torch.float64], fl.fedavg(0.1), 1, 2, chunk=0)
