@@ -51,6 +51,8 @@ def test_one_random_batch_from_a_share_of_the_clients() -> None:
     assert fl.estimate_accumulator(PLANE, data, seed=3) == fl.estimate_accumulator(PLANE, data, seed=3)
     per_client = [sum(squares[3 * k : 3 * k + 3]) / 3 for k in range(20)]
     assert fl.estimate_accumulator(PLANE, data, batch_size=None) in [pytest.approx(value) for value in per_client]
+    alone = rows(*((float(k), 0.0) for k in range(1, 31)), sizes=[30])
+    assert len({fl.estimate_accumulator(PLANE, alone, seed=seed, batch_size=1) for seed in range(8)}) > 4
     everyone = fl.estimate_accumulator(PLANE, data, fraction=1.0, batch_size=None)
     assert everyone == pytest.approx(sum(per_client) / 20)
 

@@ -160,7 +160,12 @@ def test_every_amount_of_local_work_agrees(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "rate",
-    [fl.schedule.geometric(0.2, 0.7), fl.schedule.within_round(0.2), fl.schedule.within_round(0.1, warmup=0.5)],
+    [
+        fl.schedule.geometric(0.2, 0.7),
+        fl.schedule.within_round(0.2),
+        fl.schedule.within_round(0.1, warmup=0.5),
+        fl.schedule.Schedule("harmonic", lambda t: 0.2, lambda step, steps: 1 / (1 + step)),
+    ],
     ids=repr,
 )
 @pytest.mark.parametrize("make", [fl.fedavg, fl.scaffold, fl.fednova])
@@ -198,6 +203,34 @@ def test_batch_norm_is_recognised(model: Callable[[], nn.Module], equal_rows: bo
     if equal_rows:
         x[:5] = 0.0
     assert_agree(model, fl.fedavg(0.1), 2, batch_size=10, data=fl.federate(x, y, split(sizes)), drop_last=False)
+
+
+class WordsNormed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.last = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.norm(self.embed(x).mean(1))))
+
+
+def test_batch_norm_is_recognised_behind_words_that_are_alike() -> None:
+    """The first sentences are all padding, say: no noise can be added to them."""
+    sizes = [7, 50, 33, 12]
+    x, y = (noise(sum(sizes), 4).abs() * 3).long().clamp(max=6), torch.arange(sum(sizes)) % 4
+    x[:5] = 0
+    assert_agree(WordsNormed, fl.fedavg(0.1), 2, batch_size=10, data=fl.federate(x, y, split(sizes)))
+
+
+def test_batch_norm_is_recognised_beside_rows_that_are_not_finite() -> None:
+    """The first client, whose rows a trial would look at, is refused; the others must not be padded."""
+    sizes = [7, 50, 33, 12]
+    x, y = noise(sum(sizes), 6), torch.arange(sum(sizes)) % 4
+    x[0] = torch.nan
+    data = fl.federate(x, y, split(sizes))
+    assert_agree(BatchNormed, fl.fedavg(0.1), 2, batch_size=10, data=data, drop_last=False)
 
 
 class Centred(nn.Module):

@@ -120,10 +120,15 @@ REFUSALS: list[tuple[str, Cohort, dict[str, Any], str]] = [
         "multiplicity zero",
         cohort(0, 1, 2, multiplicity=torch.tensor([1, 0, 1])),
         {},
-        "multiplicity: expected a finite positive",
+        "multiplicity: expected a finite number of at least 1",
     ),
-    ("steps zero", cohort(0, 1, 2, steps=torch.tensor([1, 0, 1])), {}, "steps: expected a finite positive"),
-    ("steps NaN", cohort(0, 1, 2, steps=torch.tensor([1.0, NAN, 1.0])), {}, "steps: expected a finite positive"),
+    ("steps zero", cohort(0, 1, 2, steps=torch.tensor([1, 0, 1])), {}, "steps: expected a finite number of at least 1"),
+    (
+        "steps NaN",
+        cohort(0, 1, 2, steps=torch.tensor([1.0, NAN, 1.0])),
+        {},
+        "steps: expected a finite number of at least 1",
+    ),
 ]
 
 

@@ -124,7 +124,12 @@ def test_a_model_with_statistics_and_frozen_leaves(dtype: torch.dtype) -> None:
         torch.testing.assert_close(first.before, second.before, equal_nan=True)
     for first, second in zip(results[:2], results[2:], strict=True):  # loop and stack, of one seed each
         torch.testing.assert_close(first.after, second.after, equal_nan=True, rtol=1e-4, atol=1e-5)
-    assert float((results[0].after["loss"] - results[0].before["loss"]).nan_to_num().abs().max()) > 1e-3
+    start, own = history.state_dict(), always([1])
+    tuned = fl.simulate(task, data, fl.fedavg(0.1), 1, 1, sampler=own, params=start, dtype=dtype, **options)
+    module.load_state_dict(tuned.state_dict())
+    expected = nn.functional.cross_entropy(module(x[TEST[1]].to(dtype)), y[TEST[1]]).detach()
+    assert float(results[0].after["loss"][1]) == pytest.approx(float(expected), rel=1e-5)
+    assert abs(float(expected) - float(results[0].before["loss"][1])) > 1e-3
 
 
 def test_it_needs_test_rows_of_the_clients() -> None:

@@ -177,6 +177,17 @@ def test_one_broken_client_is_no_divergence_however_often_it_comes() -> None:
     assert [record["admitted"] for record in history.rounds] == [0, 0, 0, 0, 1]
 
 
+@BOTH
+def test_a_void_round_does_not_advance_the_rates(executor: str) -> None:
+    data = quadratics([[float("nan"), 0.0], [1.0, 0.0], [0.0, 2.0]], [3, 3, 3])
+    rates = fl.schedule.Schedule("halving", lambda t: 0.5**t)
+    options: dict[str, Any] = {"data": data, "task": POINT, "cohort": 1, "batch_size": None, "executor": executor}
+    history = play(fl.fedavg(rates), sampler=always([1], [0], [2]), rounds=3, **options)
+    assert [record["admitted"] for record in history.rounds] == [1, 0, 1]
+    expected = torch.tensor([0.5, 1.0], dtype=torch.float64)  # a whole step to (1, 0), then half of one to (0, 2)
+    torch.testing.assert_close(history.params["y"], expected)
+
+
 def test_when_no_client_is_left_the_training_has_diverged(tmp_path: Path) -> None:
     data = quadratics([[1.0, 0.0], [-1.0, 2.0], [3.0, 3.0]], [3, 3, 3])
     rates = fl.schedule.Schedule("burst", lambda t: 0.1 if t < 2 else 1e308)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from fedloom import random
 from fedloom.data.federated import FederatedData
+from fedloom.errors import FedloomError
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,12 @@ class Batching:
     steps: int | None = None
     batch_size: int | None = 20  # None: all rows in one batch
     drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "steps", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise FedloomError(f"{name}: expected a whole number of at least 1, got {value!r}")
 
     def counts(self, examples: Tensor) -> tuple[Tensor, Tensor]:
         """(examples used in one epoch, local steps) for clients with that many rows."""
@@ -60,17 +68,28 @@ def plan(
     step = torch.arange(most_steps)
     taken = step < steps[:, None]  # (K, S)
     epoch = torch.where(taken, step // per_epoch[:, None], 0)
-    turn = step % per_epoch[:, None]
-    epochs = int(epoch.max()) + 1 if most_steps else 0
-
-    keys = random.key(seed, round, clients, purpose)
-    order = random.permutation(random.split(keys, epochs), max(1, most_rows), rows[:, None].expand(-1, epochs))
-    position = turn[..., None] * batch + torch.arange(batch)  # (K, S, B) within the epoch
+    position = (step % per_epoch[:, None])[..., None] * batch + torch.arange(batch)  # (K, S, B) within the epoch
     real = (position < used[:, None, None]) & taken[..., None]
     position = torch.where(real, position, 0)
-    flat = (epoch[..., None] * order.shape[-1] + position).flatten(1)
-    chosen = order.flatten(1).gather(1, flat).reshape(position.shape) if most_steps else position
+
+    keys = random.key(seed, round, clients, purpose)
+    chosen = torch.zeros_like(position)
+    epochs = -(-steps // per_epoch)
+    for members in _alike(rows, epochs):
+        widest, longest = max(1, int(rows[members].max())), int(epochs[members].max())
+        lengths = rows[members, None].expand(-1, longest)
+        order = random.permutation(random.split(keys[members], longest), widest, lengths).flatten(1)
+        where = (epoch[members, :, None] * widest + position[members]).flatten(1)
+        chosen[members] = order.gather(1, where).reshape(len(members), most_steps, batch)
     where = (starts[:, None, None] + chosen).clamp(max=data.indices.numel() - 1)  # an empty last client starts beyond
     dropout = random.split(random.key(seed, round, clients, f"{purpose}/dropout"), most_steps)
     device = data.indices.device
     return Plan(clients, used, steps, data.indices[where.to(device)], real.sum(-1), dropout.to(device))
+
+
+def _alike(rows: Tensor, epochs: Tensor) -> Iterator[Tensor]:
+    """The clients at work, in groups alike in rows and epochs within a factor of two: one table is mostly padding."""
+    kinds = torch.stack([rows.clamp(min=1).double().log2().ceil(), epochs.clamp(min=1).double().log2().ceil()], 1)
+    _, kind = kinds.unique(dim=0, return_inverse=True)
+    for value in kind[epochs > 0].unique().tolist():
+        yield torch.nonzero((kind == value) & (epochs > 0)).flatten()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from fedloom import __version__
+from fedloom.data import commands as data_commands
 from fedloom.errors import Diverged, FedloomError, choose
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(data_commands.app, name="data")
 
 
 def _print_version(wanted: bool) -> None:

@@ -17,9 +17,10 @@ from fedloom.random import keep_mask
 class SeededDropout(TorchFunctionMode):
     """Within it, `nn.Dropout` and `F.dropout` draw from `key`; calls are told apart by their order in the forward."""
 
-    def __init__(self, key: Tensor) -> None:
+    def __init__(self, key: Tensor, rate: float | None = None) -> None:
         super().__init__()
         self.key = key
+        self.rate = rate  # in place of every call's own, where it drops at all
         self.site = 0
 
     def __torch_function__(
@@ -39,6 +40,8 @@ class SeededDropout(TorchFunctionMode):
             raise FedloomError(f"dropout: expected a probability in [0, 1], got {p!r}")
         if not training or p == 0:
             return input
+        p = p if self.rate is None else self.rate
         mask = keep_mask(self.key, self.site, input.shape, p)
         self.site += 1
-        return input * mask * (1 / (1 - p) if p < 1 else 0.0)
+        factor = 1 / (1 - p) if p < 1 else 0.0
+        return input.mul_(mask).mul_(factor) if inplace else input * mask * factor

@@ -6,7 +6,7 @@ import torch
 
 from fedloom import random, tree
 from fedloom.data.federated import FederatedData, take
-from fedloom.functional import Functional, plain_gradient
+from fedloom.functional import Functional, floating_dtype, plain_gradient
 from fedloom.task import Task
 from fedloom.types import Params
 
@@ -25,8 +25,11 @@ def estimate_accumulator(
     One random batch from each of a random `fraction` of the clients; gradients are per example, in evaluation mode.
     """
     device = data.indices.device
-    functional = Functional.of(task, seed, device)
-    params = functional.params if params is None else params
+    dtype = None if params is None else floating_dtype(params)
+    functional = Functional.of(task, seed, device, dtype)
+    if params is not None:
+        functional = functional.starting_from(params)
+    data, params = data.to(device, dtype), functional.params
     functional.module.eval()
     key = random.key(seed, 0, 0, "estimate")
     size = sum(leaf.numel() for leaf in params.values())

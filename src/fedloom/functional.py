@@ -7,7 +7,7 @@ the module keeps as persistent buffers (batch norm's statistics, counters) goes 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ class Functional:
     buffers: Params
     constants: Params  # frozen parameters and non-persistent buffers
     penalty: Callable[[Params], Tensor] | None = None
+    names: Mapping[str, str] = field(default_factory=dict)  # the module's state, by key: which leaf it is
 
     @staticmethod
     def of(task: Task, seed: int, device: torch.device, dtype: torch.dtype | None = None) -> Functional:
@@ -58,7 +59,32 @@ class Functional:
             {name: leaf.detach() for name, leaf in named.items() if not leaf.requires_grad}
             | {name: leaf for name, leaf in buffers.items() if name not in persistent},
             task.penalty,
+            _leaf_names(module),
         )
+
+    @property
+    def leaves(self) -> Params:
+        return {**self.constants, **self.params, **self.buffers}
+
+    def starting_from(self, params: Params) -> Functional:
+        """The same model with other leaves: its trainable ones by name, or a whole `state_dict`."""
+        known = self.leaves
+        given = {self.names.get(key, key): leaf for key, leaf in params.items()}
+        for name, leaf in given.items():
+            if name not in known:
+                raise FedloomError(f"params[{name!r}]: the model has no such leaf; expected {', '.join(self.params)}")
+            if leaf.shape != known[name].shape:
+                expected, got = tuple(known[name].shape), tuple(leaf.shape)
+                raise FedloomError(f"params[{name!r}]: expected shape {expected}, got {got}")
+        if missing := self.params.keys() - given.keys():
+            raise FedloomError(f"params: expected every trainable leaf, got none for {', '.join(sorted(missing))}")
+
+        def over(own: Params) -> Params:
+            return {
+                name: given[name].detach().clone().to(leaf) if name in given else leaf for name, leaf in own.items()
+            }
+
+        return replace(self, params=over(self.params), buffers=over(self.buffers), constants=over(self.constants))
 
     def output(self, params: Params, buffers: Params, x: Features) -> Any:
         """The module's output; `buffers` are updated in place where the module does so."""
@@ -87,6 +113,17 @@ class Functional:
             mean = torch.where(mask, losses, 0.0).sum() / mask.sum().clamp(min=1)
         total = mean if self.penalty is None else mean + self.penalty(params)
         return total, (mean.detach(), tree.map(torch.detach, buffers))
+
+
+def floating_dtype(leaves: Params) -> torch.dtype:
+    """The dtype of the first leaf that has a floating one."""
+    return next((leaf.dtype for leaf in leaves.values() if leaf.is_floating_point()), torch.get_default_dtype())
+
+
+def _leaf_names(module: nn.Module) -> dict[str, str]:
+    """Keys of the module's `state_dict` -> names of its leaves: tied parameters have one name and several keys."""
+    named = {id(leaf): name for name, leaf in [*module.named_parameters(), *module.named_buffers()]}
+    return {key: named[id(leaf)] for key, leaf in module.state_dict(keep_vars=True).items() if id(leaf) in named}
 
 
 Gradient = tuple[Params, Tensor, Params]  # gradient, loss, buffers

@@ -11,6 +11,8 @@ from fedloom import tree
 from fedloom.errors import FedloomError
 from fedloom.types import Cohort, Params, State
 
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
 LARGEST = 1e100
 """A weight beyond it, or below its inverse, is no count of anything and would overflow sums."""
 
@@ -20,7 +22,7 @@ NONFINITE = "non-finite value in"
 
 def check(cohort: Cohort, params: Params, buffers: Params) -> None:
     """Raise when the stack does not fit the model: names and shapes are the caller's mistake, not a client's."""
-    if cohort.clients.dim() != 1 or cohort.clients.is_floating_point():
+    if cohort.clients.dim() != 1 or cohort.clients.dtype not in _INTEGERS:
         got = f"{cohort.clients.dtype} of shape {tuple(cohort.clients.shape)}"
         raise FedloomError(f"Cohort.clients: expected integers of shape (K,), got {got}")
     size = cohort.size
@@ -75,8 +77,8 @@ def _objections(
         yield f"examples: expected at most the known {state.examples[client]:g}, got {cohort.examples[index]:g}"
     for name in ("multiplicity", "steps"):
         column = getattr(cohort, name)
-        if column is not None and not 0 < float(column[index]) < float("inf"):
-            yield f"{name}: expected a finite positive number, got {float(column[index]):g}"
+        if column is not None and not 1 <= float(column[index]) < float("inf"):
+            yield f"{name}: expected a finite number of at least 1, got {float(column[index]):g}"
     if bad_leaf is not None:
         yield f"{NONFINITE} {bad_leaf}"
 

@@ -61,8 +61,10 @@ def controls(option: str = "II") -> Memory:
         if trace.gradient is not None:
             new = trace.gradient
         else:
+            moved = trace.rates > 0  # a client whose rates were all zero has no path to learn from
             new = tree.map(
-                lambda ck, c, x, y: ck - c + (x - y) / trace.rates.to(x.dtype), row, shared, trace.anchor, trace.final
+                lambda ck, c, x, y: torch.where(moved, ck - c + (x - y) / trace.rates.to(x.dtype), ck),
+                *(row, shared, trace.anchor, trace.final),
             )
         return new, {"control": tree.map(torch.sub, new, row)}
 

@@ -15,7 +15,7 @@ from fedloom.errors import FedloomError
 from fedloom.evaluation import per_example
 from fedloom.executors.auto import resolve
 from fedloom.executors.job import Assignment, Job
-from fedloom.functional import Functional
+from fedloom.functional import Functional, floating_dtype
 from fedloom.memory import RowStore
 from fedloom.task import Task
 from fedloom.types import Params
@@ -53,13 +53,19 @@ def personalize(
         raise FedloomError(
             "personalize: expected data with per-client test rows, got none: pass federate(client_test=...)"
         )
+    batching = Batching(epochs, steps, batch_size, drop_last)
+    device, dtype = data.indices.device, floating_dtype(params)
+    functional = Functional.of(task, seed, device, dtype).starting_from({**params, **(buffers or {})})
+    params, buffers = functional.params, functional.buffers
+    data = data.to(device, dtype)
+    assert data.test is not None and data.client_test is not None
     x, y = data.test
     index, offsets = data.client_test
-    device = data.indices.device
-    functional = Functional.of(task, seed, device)
-    buffers = functional.buffers if buffers is None else buffers
     chosen = (torch.arange(data.population) if clients is None else clients.cpu()).sort().values
-    job = Job(functional, algorithm, data, Batching(epochs, steps, batch_size, drop_last), seed)
+    if len(chosen) and not 0 <= int(chosen[0]) <= int(chosen[-1]) < data.population:
+        got = ", ".join(str(client) for client in chosen.tolist() if not 0 <= client < data.population)
+        raise FedloomError(f"personalize clients: expected ids in 0..{data.population - 1}, got {got}")
+    job = Job(functional, algorithm, data, batching, seed)
     job, choice = resolve(job, executor, None, len(chosen))
     shared = tree.zeros_like(params)
     assignment = Assignment(0, 0, chosen, params, buffers, shared, RowStore())

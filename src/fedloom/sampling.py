@@ -85,13 +85,15 @@ def attention(decay: float = 0.9) -> Sampler:
 
     def observe(state: PartState, report: Report) -> PartState:
         clients = report.clients
-        assert clients.distance is not None
+        if clients.distance is None:  # nobody was admitted
+            return state
         ids = clients.ids.cpu()[clients.admitted]
         distance = clients.distance[clients.admitted]
         if not len(ids) or not float(distance.sum()) > 0:
             return state
         old = state["attention"]
-        new = decay * old[ids] + (1 - decay) * old[ids].sum() * distance / distance.sum()
+        share = distance / distance.max()  # first, so that tiny distances do not vanish in the products
+        new = decay * old[ids] + (1 - decay) * old[ids].sum() * (share / share.sum())
         mass = old.index_copy(0, ids, new)
         return {"attention": mass / mass.sum()}
 

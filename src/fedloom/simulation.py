@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -41,13 +42,15 @@ class History:
     params: Params = field(default_factory=dict)
     buffers: Params = field(default_factory=dict)
     constants: Params = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)  # keys of the module's state -> leaves
     state: State | None = None
     resolved: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
     def state_dict(self) -> Params:
         """Everything `nn.Module.load_state_dict` needs: what was trained, what was averaged, what was frozen."""
-        return {**self.constants, **self.params, **self.buffers}
+        leaves = {**self.constants, **self.params, **self.buffers}
+        return {key: leaves[name] for key, name in self.names.items()}
 
 
 def simulate(
@@ -89,24 +92,27 @@ def simulate(
     [0, 1]
     """
     began = time.perf_counter()
-    _check(rounds=rounds, epochs=epochs, steps=steps, batch_size=batch_size, eval_every=eval_every)
+    batching = Batching(epochs, steps, batch_size, drop_last)
+    _check(rounds=rounds, eval_every=eval_every)
     size = cohort_size(cohort, data.population)
     target = torch.device(device or "cpu")
     data = data.to(target, dtype)
     functional = Functional.of(task, seed, target, dtype)
-    functional = functional if params is None else _warm(functional, params)
+    if params is not None:
+        functional = functional.starting_from(params)
     recorded: dict[str, Any] = {}
     if algorithm.server.resolve is not None:
         recorded["initial_accumulator"] = estimate_accumulator(
-            task, data, functional.params, seed, batch_size=batch_size
+            task, data, functional.leaves, seed, batch_size=batch_size
         )
         algorithm = replace(algorithm, server=algorithm.server.resolve(recorded["initial_accumulator"]))
 
-    job = Job(functional, algorithm, data, Batching(epochs, steps, batch_size, drop_last), seed)
+    job = Job(functional, algorithm, data, batching, seed)
     job, choice = resolve(job, executor, chunk, size)
     who = as_sampler(sampler)
     history = History(
         constants=functional.constants,
+        names=functional.names,
         resolved={
             "executor": choice.executor,
             "chunk": choice.chunk,
@@ -135,11 +141,11 @@ def simulate(
     x, examples = functional.params, data.examples.cpu()
     state = algorithm.init(x, data.population, buffers=functional.buffers, examples=data.examples)
     sampling, rows = who.init(data.population), RowStore()
-    lost: list[str] = []
+    lost: dict[int, str] = {}
     draw_seed = seed if sampling_seed is None else sampling_seed
     evaluated = 1 if eval_every is None else eval_every
 
-    with rounds_bar(rounds, progress) as shown:
+    with rounds_bar(rounds, progress) as shown, _generator_kept(job.draws):
         for t in range(rounds):
             started = time.perf_counter()
             drawn = who.draw(random.key(draw_seed, t, 0, "cohort"), size, examples, sampling)
@@ -150,15 +156,22 @@ def simulate(
             before = x, state
             x, state, report = algorithm.apply(x, state, arrivals, who.needs)
             lost = _lost(lost, report)
-            if (leaf := tree.first_nonfinite(x)) is not None or len(lost) >= min(3, data.population):
+            diverged = None
+            if (leaf := tree.first_nonfinite(x)) is not None:
+                diverged = Diverged(t, leaf)
+            elif len(lost) >= min(3, data.population):
+                diverged = Diverged(t, next(iter(lost.values())), "every client's model")
+            if diverged is not None:
                 history.params, history.state, history.buffers = before[0], before[1], before[1].buffers
                 run.keep(t, history, rows, sampling)
-                raise Diverged(t, leaf) if leaf is not None else Diverged(t, lost[-1], "every client's model")
+                raise diverged
             arrivals.store(rows, report)
             sampling = who.observe(sampling, report)
 
             record = {"round": t, "train_loss": arrivals.loss(report), **report}
             if data.test is not None and ((t + 1) % evaluated == 0 or t + 1 == rounds):
+                if job.draws:
+                    torch.manual_seed(int(random.key(seed, t, 0, "evaluation")))
                 found = evaluate(functional, x, state.buffers, *data.test, task.metrics)
                 record |= {f"test_{name}": value for name, value in found.items()}
             record["seconds"] = time.perf_counter() - started
@@ -173,6 +186,16 @@ def simulate(
     history.seconds = time.perf_counter() - began
     run.finish(history, rows, sampling)
     return history
+
+
+@contextmanager
+def _generator_kept(draws: bool) -> Iterator[None]:
+    """A model with randomness of its own is seeded at every step; the caller's generator is put back at the end."""
+    if not draws:
+        yield
+        return
+    with torch.random.fork_rng():
+        yield
 
 
 class _Arrivals(Iterable[Cohort]):
@@ -267,41 +290,20 @@ class _Records:
         )
 
 
-def _lost(before: list[str], report: Report) -> list[str]:
-    """The leaves in which client after client became non-finite, with none admitted in between.
+def _lost(before: dict[int, str], report: Report) -> dict[int, str]:
+    """The clients that became non-finite, and in which leaf, since anybody was admitted last.
 
-    One broken client is refused and the run goes on; when nobody else is left, it is the training that diverged.
+    One broken client is refused and the run goes on, however often it comes; when several do and nobody else is left,
+    it is the training that diverged.
     """
     if report["admitted"]:
-        return []
-    found = [reason for reason in report.clients.reasons if reason is not None and reason.startswith(NONFINITE)]
-    return before + [reason.split("'")[1] for reason in found]
+        return {}
+    rows = zip(report.clients.ids.tolist(), report.clients.reasons, strict=True)
+    found = {client: reason for client, reason in rows if reason is not None and reason.startswith(NONFINITE)}
+    return before | {client: reason.split("'")[1] for client, reason in found.items()}
 
 
 def _check(**counts: int | None) -> None:
     for name, value in counts.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise FedloomError(f"{name}: expected a whole number of at least 1, got {value!r}")
-
-
-def _warm(functional: Functional, params: Params) -> Functional:
-    """Start from another model: trainable leaves by name, and its buffers where they are given too."""
-    known = functional.params | functional.buffers | functional.constants
-    for name, leaf in params.items():
-        if name not in known:
-            raise FedloomError(f"params[{name!r}]: the model has no such leaf; expected {', '.join(functional.params)}")
-        if leaf.shape != known[name].shape:
-            raise FedloomError(f"params[{name!r}]: expected shape {tuple(known[name].shape)}, got {tuple(leaf.shape)}")
-    missing = functional.params.keys() - params.keys()
-    if missing:
-        raise FedloomError(f"params: expected every trainable leaf, got none for {', '.join(sorted(missing))}")
-
-    def over(own: Params) -> Params:
-        return {name: params[name].detach().clone().to(leaf) if name in params else leaf for name, leaf in own.items()}
-
-    return replace(
-        functional,
-        params=over(functional.params),
-        buffers=over(functional.buffers),
-        constants=over(functional.constants),
-    )

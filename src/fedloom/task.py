@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedloom.errors import FedloomError
 from fedloom.types import Params
 
 PerExample = Callable[[Any, Any], Tensor]
@@ -22,6 +23,7 @@ def _per_example(values: Tensor) -> Tensor:
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """Cross-entropy of each example; over positions within an example (tokens, pixels) the mean.
 
+    >>> import torch
     >>> cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]))
     tensor([1.3863, 1.3863])
     """
@@ -31,15 +33,20 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
     """The mean squared error of each example.
 
+    >>> import torch
     >>> squared_error(torch.zeros(2, 3), torch.ones(2, 3))
     tensor([1., 1.])
     """
+    if output.shape != target.shape:  # broadcasting would compare every output with every target
+        expected, got = tuple(output.shape), tuple(target.shape)
+        raise FedloomError(f"squared_error: expected a target of the output's shape {expected}, got {got}")
     return _per_example(F.mse_loss(output, target, reduction="none"))
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
     """1 where the largest score (along axis 1) is the target's, else 0; over positions within an example the mean.
 
+    >>> import torch
     >>> accuracy(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([1, 1]))
     tensor([1., 0.])
     """
@@ -51,8 +58,8 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
 class Task:
     """A model factory, unchanged PyTorch; a per-example loss; metrics that are means over examples.
 
-    `penalty` is a function of the trainable parameters that is added to every batch's mean loss in training: weight decay
-    on some of the kernels, say.
+    `penalty` is a function of the trainable parameters that is added to every batch's mean loss in training: weight
+    decay on some of the kernels, say.
 
     >>> Task(model=lambda: nn.Linear(4, 2)).loss.__name__
     'cross_entropy'

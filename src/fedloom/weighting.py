@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from fedloom import tree
 from fedloom.errors import FedloomError, choose
 from fedloom.types import Evidence, Needs, PartState
 
@@ -48,7 +49,7 @@ def _normalized(name: str, weight: Callable[[Evidence], Tensor]) -> Weighting:
 
     def weigh(evidence: Evidence, state: PartState) -> Weighed:
         w, scale = local(evidence)
-        return w / w.sum(), scale, state
+        return w / tree.total(w), scale, state
 
     return Weighting(name, weigh, local=local)
 
@@ -144,10 +145,10 @@ def by_effective_steps(
 
     def weigh(evidence: Evidence, state: PartState) -> Weighed:
         weight, scale = local(evidence)
-        p = weight / weight.sum()
+        p = weight / tree.total(weight)
         assert evidence.steps is not None
         length = evidence.steps.double() if proximal else torch.where(scale > 0, 1 / scale, 0.0)
-        return p, (p * length).sum() * scale, state
+        return p, tree.total(p * length) * scale, state
 
     return Weighting(f"by_effective_steps(momentum={momentum:g})", weigh, local=local)
 

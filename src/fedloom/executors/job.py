@@ -67,6 +67,8 @@ Runner = Callable[[Job, Assignment, Plan, Carry, Params, Callable[..., Carry]], 
 def chunks(job: Job, assignment: Assignment, size: int) -> Iterator[Tensor]:
     """The cohort in chunks of clients with similar numbers of steps, so that little is padding."""
     clients = assignment.clients.cpu().sort().values
+    if not len(clients):
+        return
     _, steps = job.batching.counts(job.data.examples.cpu()[clients])
     yield from clients[steps.argsort(stable=True)].split(size)
 

@@ -24,7 +24,9 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-DATASETS = {"digits": "scikit-learn's handwritten digits, 8 x 8 pixels, 10 classes; 1,438 to train on, 359 to test"}
+from fedloom.data.releases import RELEASES
+
+DATASETS = {name: release.about for name, release in RELEASES.items()}
 
 # What each torch optimizer takes, as `server = { torch = "SGD", lr = 0.5 }`; its speed switches are left out.
 TORCH_OPTIMIZERS = {
@@ -395,7 +397,9 @@ AnyAlgorithm: TypeAlias = Annotated[
 
 
 class DataSection(Section):
-    """A data set and how it is dealt to clients; the keys beside these are the partitioner's own."""
+    """A data set and how it is dealt to clients; the keys beside these are the partitioner's and the data set's own."""
+
+    model_config = ConfigDict(extra="allow")
 
     name: Annotated[str, Expected(f"the name of a data set: {', '.join(DATASETS)}")]
     partition: str
@@ -409,8 +413,13 @@ class DataSection(Section):
             raise PydanticCustomError("choice", "unknown data set", context)
         return self
 
+    @classmethod
+    def known_keys(cls, value: dict[str, Any]) -> list[str]:
+        release = RELEASES.get(str(value.get("name")))
+        return [*cls.model_fields, *(release.options if release else ())]
+
     def options(self) -> dict[str, Any]:
-        """The partitioner's own options."""
+        """The partitioner's own options, and the data set's."""
         return self.model_dump(exclude={"name", "partition", "clients", "seed"}, exclude_none=True)
 
 
@@ -500,7 +509,84 @@ class MLP(ModelSection):
     )
 
 
-AnyModel: TypeAlias = Annotated[Logistic | MLP, Field(discriminator="name"), Described("a [model] table with name")]
+class Autoencoder(ModelSection):
+    name: Literal["autoencoder"]
+    bottleneck: Literal["linear", "sigmoid"] = "linear"
+
+
+class TagPredictor(ModelSection):
+    name: Literal["tag_predictor"]
+    words: Count = 10_000
+    tags: Count = 500
+
+
+class EmnistCNN(ModelSection):
+    name: Literal["emnist_cnn"]
+    init: Literal["keras", "torch"] = "keras"
+
+
+class MnistCNN(ModelSection):
+    name: Literal["mnist_cnn"]
+    init: Literal["keras", "torch"] = "keras"
+
+
+class Cifar10CNN(ModelSection):
+    name: Literal["cifar10_cnn"]
+    size: Count = 24
+    norm: Literal["lrn", "batch"] = "lrn"
+
+
+class ResNet18GN(ModelSection):
+    name: Literal["resnet18_gn"]
+    variant: Literal["tff", "standard"] = "tff"
+    groups: Annotated[Literal[1, 2, 4, 8, 16, 32, 64], Expected("a divisor of 64")] = 2
+
+
+class ResNet56(ModelSection):
+    name: Literal["resnet56"]
+    variant: Literal["fedml", "he"] = "fedml"
+
+
+class ShakespeareLSTM(ModelSection):
+    name: Literal["shakespeare_lstm"]
+    vocabulary: Count = 90
+
+
+class StackOverflowLSTM(ModelSection):
+    name: Literal["stackoverflow_lstm"]
+    vocabulary: Count = 10_004
+
+
+class BiLSTM(ModelSection):
+    name: Literal["bilstm"]
+    embedding: Annotated[int, Field(ge=1), Expected("the number of words, a whole number of at least 1")]
+
+
+class Bert(ModelSection):
+    name: Literal["bert"]
+    source: Annotated[
+        Annotated[str, Field(min_length=1)] | dict[str, Any],
+        Expected("a folder, or a configuration such as { model_type = 'distilbert', n_layers = 2 }"),
+    ]
+
+
+AnyModel: TypeAlias = Annotated[
+    Logistic
+    | MLP
+    | Autoencoder
+    | TagPredictor
+    | EmnistCNN
+    | MnistCNN
+    | Cifar10CNN
+    | ResNet18GN
+    | ResNet56
+    | ShakespeareLSTM
+    | StackOverflowLSTM
+    | BiLSTM
+    | Bert,
+    Field(discriminator="name"),
+    Described("a [model] table with name"),
+]
 
 
 def _by_name(union: Any, key: str) -> dict[str, type[Section]]:

@@ -81,10 +81,12 @@ def changed(g: Params, state: PartState, info: Info) -> tuple[Params, PartState,
 
 
 def stateless(name: str, function: Callable[[Params, Params, Info], Params]) -> Transform:
-    """A transform without state, from `function(g, params, info) -> g`."""
+    """A transform without state, from a pure `function(g, params, info) -> g`; the raw gradient goes through it too."""
 
     def update(g: Params, state: PartState, params: Params, info: Info) -> tuple[Params, PartState, Info]:
-        return changed(function(g, params, info), state, info)
+        new = function(g, params, info)
+        raw = new if info.raw is g else function(info.raw, params, info)
+        return new, state, replace(info, raw=raw)
 
     return Transform(name, update)
 
@@ -129,9 +131,7 @@ def from_torch(optimizer: type[torch.optim.Optimizer], **options: Any) -> Transf
         try:
             built.step()
         except (TypeError, RuntimeError) as error:
-            raise FedloomError(
-                f"{name}: its step needs more than a gradient ({error}); choose another"
-            ) from error
+            raise FedloomError(f"{name}: its step needs more than a gradient ({error}); choose another") from error
         step = {key: (params[key] - leaf).detach() for key, leaf in leaves.items()}
         kept = {key: tree.map_state(Tensor.detach, dict(built.state[leaf])) for key, leaf in leaves.items()}
         return changed(step, kept, info)

@@ -1,0 +1,116 @@
+"""A picture of a partition: every client's label mix, how large clients are, and how many labels they have."""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+
+from fedloom.data.federated import FederatedData
+from fedloom.data.skew import label_counts, label_skew
+from fedloom.report.plots import FAINT, INK, MIX, STYLE
+
+Counts = npt.NDArray[np.int64]
+SHOWN = 100  # bars that can still be told apart
+_BAR, _MUTED = "#0072B2", "#555555"
+
+
+def partition_picture(data: FederatedData, path: str | PathLike[str], title: str) -> None:
+    """Write a PNG: stacked bars of the clients' labels (Hsu et al. 2019, figure 1) beside two histograms."""
+    with mpl.rc_context(STYLE):
+        layout = ConstrainedLayoutEngine(w_pad=0.25, h_pad=0.2, hspace=0.06)
+        figure = Figure(figsize=(15, 9), dpi=100, layout=layout)
+        figure.suptitle(title, x=0.015, ha="left", fontsize=18, color=INK)
+        sizes = data.examples.cpu().numpy()
+        if data.classes is None:
+            _histogram(figure.subplots(), sizes, "How large the clients are", "training examples")
+        else:
+            counts = label_counts(data)
+            grid = figure.add_gridspec(2, 2, width_ratios=[1.6, 1])
+            _mix(figure.add_subplot(grid[:, 0]), counts)
+            _histogram(figure.add_subplot(grid[0, 1]), sizes, "How large the clients are", "training examples")
+            distinct = label_skew(counts).distinct
+            _histogram(figure.add_subplot(grid[1, 1]), distinct, "How many labels they have", "distinct labels")
+        figure.savefig(path, format="png")
+
+
+def _mix(axes: Axes, counts: Counts) -> None:
+    clients, classes = counts.shape
+    chosen = np.unique(np.linspace(0, clients - 1, min(clients, SHOWN)).round().astype(np.int64))
+    share = counts[chosen] / counts[chosen].sum(1, keepdims=True)
+    right = np.cumsum(share, axis=1)
+    colours = _colours(classes)
+    place = np.arange(len(chosen))
+    for label in range(classes):
+        width, left = share[:, label], right[:, label] - share[:, label]
+        axes.barh(place, width, left=left, height=0.86, color=colours[label], linewidth=0)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(len(chosen) - 0.4, -0.6)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.tick_params(length=0)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+    names = FuncFormatter(lambda at, _: f"{chosen[int(at)]:,}" if 0 <= at < len(chosen) else "")
+    axes.yaxis.set_major_formatter(names)
+    axes.set_ylabel("client")
+    axes.set_xlabel("share of the client's examples")
+    few = len(chosen) < clients
+    axes.set_title(f"Labels of {f'{len(chosen)} of the ' if few else 'the '}{clients:,} clients")
+    _legend(axes, colours, classes)
+
+
+def _legend(axes: Axes, colours: list[Any], classes: int) -> None:
+    if classes > len(MIX) * 2:
+        text = f"{classes} labels, coloured in their order"
+        axes.text(0, 1.012, text, transform=axes.transAxes, color=_MUTED, va="bottom")
+        return
+    handles = [Patch(color=colours[label], label=str(label)) for label in range(classes)]
+    axes.legend(
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(-0.01, 1.0),
+        ncols=classes,
+        frameon=False,
+        handlelength=0.9,
+        handleheight=0.9,
+        handletextpad=0.3,
+        columnspacing=0.9 if classes <= 10 else 0.45,
+        fontsize=13 if classes <= 10 else 10,
+        borderaxespad=0.2,
+    )
+
+
+def _colours(classes: int) -> list[Any]:
+    """The muted scheme, or, for more labels than it has, a ramp on which neighbours alternate in lightness."""
+    if classes <= len(MIX):
+        return list(MIX)
+    ramp = [mpl.colormaps["turbo"](at) for at in np.linspace(0.03, 0.97, classes)]
+    return [tuple(1 - (1 - part) * (0.62 if index % 2 else 1) for part in rgba[:3]) for index, rgba in enumerate(ramp)]
+
+
+def _histogram(axes: Axes, values: Counts, title: str, label: str) -> None:
+    low, high = int(values.min()), int(values.max())
+    if high - low < 40:
+        bins = np.arange(low, high + 2) - 0.5
+        bins = bins if len(bins) > 3 else np.arange(low - 3, high + 5) - 0.5
+    else:
+        bins = np.linspace(low, high, 41)
+    axes.hist(values, bins=bins.tolist(), color=_BAR, rwidth=0.9 if high - low < 40 else 1.0)
+    axes.set_title(title, pad=26)
+    spread = f"{low:,} each" if low == high else f"{low:,} to {high:,}, {np.median(values):,.0f} in the middle"
+    axes.text(0, 1.015, spread, transform=axes.transAxes, color=_MUTED, va="bottom")
+    axes.set_xlabel(label)
+    axes.set_ylabel("clients")
+    axes.grid(axis="y", color=FAINT, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
