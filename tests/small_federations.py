@@ -15,8 +15,6 @@ from fedloom.sampling import Drawn, Sampler, as_sampler
 from fedloom.simulation import History
 from fedloom.types import Params
 
-torch.set_num_threads(1)  # at these sizes a second thread only costs
-
 EXECUTORS = ("loop", "vectorized")
 
 

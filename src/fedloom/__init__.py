@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from fedloom import models as models
+    from fedloom import sampling as sampling
     from fedloom import schedule as schedule
     from fedloom.algorithm import Algorithm as Algorithm
     from fedloom.algorithm import replace as replace
@@ -38,13 +39,18 @@ if TYPE_CHECKING:
     from fedloom.errors import Diverged as Diverged
     from fedloom.errors import FedloomError as FedloomError
     from fedloom.estimate import estimate_accumulator as estimate_accumulator
+    from fedloom.history import History as History
     from fedloom.personalization import personalize as personalize
-    from fedloom.simulation import History as History
     from fedloom.simulation import simulate as simulate
+    from fedloom.system import System as System
     from fedloom.task import Task as Task
     from fedloom.task import accuracy as accuracy
     from fedloom.task import cross_entropy as cross_entropy
+    from fedloom.task import recall_at as recall_at
     from fedloom.task import squared_error as squared_error
+    from fedloom.task import tag_cross_entropy as tag_cross_entropy
+    from fedloom.task import token_accuracy as token_accuracy
+    from fedloom.task import token_cross_entropy as token_cross_entropy
     from fedloom.testing import check_algorithm as check_algorithm
     from fedloom.transforms.base import Transform as Transform
     from fedloom.transforms.base import chain as chain
@@ -73,15 +79,20 @@ _HOMES = {
     "errors": ("Diverged", "FedloomError"),
     "estimate": ("estimate_accumulator",),
     "personalization": ("personalize",),
-    "simulation": ("History", "simulate"),
-    "task": ("Task", "accuracy", "cross_entropy", "squared_error"),
+    "history": ("History",),
+    "simulation": ("simulate",),
+    "system": ("System",),
+    "task": (
+        *("Task", "accuracy", "cross_entropy", "recall_at", "squared_error"),
+        *("tag_cross_entropy", "token_accuracy", "token_cross_entropy"),
+    ),
     "testing": ("check_algorithm",),
     "transforms.base": ("Transform", "chain", "from_torch"),
     "types": ("Cohort",),
     "upload": ("Upload", "adaptive_clip", "clip", "keep", "zeroing"),
     "weighting": ("Weighting", "by_angle", "by_effective_steps", "by_examples", "uniform"),
 }
-_MODULES = {"partition": "data.partition", "models": "models", "schedule": "schedule"}
+_MODULES = {"partition": "data.partition", "models": "models", "sampling": "sampling", "schedule": "schedule"}
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted([*_HOME, *_MODULES])
 

@@ -44,7 +44,7 @@ def estimate_accumulator(
         for row in rows[order[:batch_size]]:
             index = row.unsqueeze(0)
             batch = take(data.x, index), take(data.y, index)
-            gradient, _, _ = plain_gradient(functional, params, functional.buffers, *batch, None, key)
+            gradient, *_ = plain_gradient(functional, params, functional.buffers, *batch, None, key)
             squares.append(float(tree.dot(gradient, gradient)) / size)
         batches.append(sum(squares) / len(squares))
     return sum(batches) / len(batches)

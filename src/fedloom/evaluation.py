@@ -1,4 +1,4 @@
-"""Test loss and metrics: means over examples, batched on the device."""
+"""What is measured on given examples: sums over examples, batched on the device."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedloom.data.federated import Features, count, take
+from fedloom.data.federated import Features, FederatedData, count, take
 from fedloom.functional import Functional
-from fedloom.task import PerExample
+from fedloom.task import Metric
 from fedloom.types import Params
+
+PERCENTILES = (5, 25, 50, 75, 95)
+
+Parts = dict[str, tuple[Tensor, Tensor]]
+"""By metric: numerator and denominator of each example."""
+
+
+def parts(value: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """A metric's values per example as numerator and denominator."""
+    return value if isinstance(value, tuple) else (value, torch.ones_like(value))
 
 
 def per_example(
@@ -19,33 +29,60 @@ def per_example(
     buffers: Params,
     x: Features,
     y: Features,
-    metrics: Mapping[str, PerExample],
+    metrics: Mapping[str, Metric],
     rows: Tensor | None = None,
     batch: int = 1024,
-) -> dict[str, Tensor]:
+) -> Parts:
     """The loss and every metric of each example (of those in `rows`), in evaluation mode."""
     functional.module.eval()
     if rows is None:
         rows = torch.arange(count(y), device=next(iter(params.values())).device)
-    found: dict[str, list[Tensor]] = {name: [] for name in ("loss", *metrics)}
+    measures: dict[str, Metric] = {"loss": functional.loss, **metrics}
+    found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in measures}
     with torch.no_grad():
         for index in rows.split(batch):
-            target = take(y, index)
-            output = functional.output(params, buffers, take(x, index))
-            found["loss"].append(functional.loss(output, target))
-            for name, metric in metrics.items():
-                found[name].append(metric(output, target))
-    return {name: torch.cat(parts).double() for name, parts in found.items() if parts}
+            output, target = functional.output(params, buffers, take(x, index)), take(y, index)
+            for name, measure in measures.items():
+                found[name].append(parts(measure(output, target)))
+    return {
+        name: (torch.cat([a for a, _ in pairs]).double(), torch.cat([b for _, b in pairs]).double())
+        for name, pairs in found.items()
+        if pairs
+    }
 
 
 def evaluate(
-    functional: Functional,
-    params: Params,
-    buffers: Params,
-    x: Features,
-    y: Features,
-    metrics: Mapping[str, PerExample],
+    functional: Functional, params: Params, buffers: Params, x: Features, y: Features, metrics: Mapping[str, Metric]
 ) -> dict[str, float]:
-    """Means over all examples, by name."""
-    values = per_example(functional, params, buffers, x, y, metrics)
-    return {name: float(value.mean()) for name, value in values.items()}
+    """Each metric over all examples."""
+    found = per_example(functional, params, buffers, x, y, metrics)
+    return {name: float(above.sum() / below.sum()) for name, (above, below) in found.items()}
+
+
+def evaluate_clients(
+    functional: Functional, params: Params, buffers: Params, data: FederatedData, metrics: Mapping[str, Metric]
+) -> dict[str, Tensor]:
+    """Each metric on each client's own test rows; NaN for a client that has none."""
+    assert data.test is not None and data.client_test is not None
+    index, offsets = data.client_test
+    found = per_example(functional, params, buffers, *data.test, metrics, rows=index)
+    owner = torch.repeat_interleave(torch.arange(len(offsets) - 1, device=index.device), offsets.diff())
+
+    def by_client(values: Tensor) -> Tensor:
+        return values.new_zeros(len(offsets) - 1).index_add(0, owner, values)
+
+    return {name: by_client(above) / by_client(below) for name, (above, below) in found.items()}
+
+
+def percentiles(values: Tensor) -> dict[str, float]:
+    """The 5th, 25th, 50th, 75th and 95th percentile over clients, interpolated linearly, and the mean.
+
+    >>> percentiles(torch.tensor([0.0, 1.0, torch.nan]))["p75"]
+    0.75
+    """
+    known = values[~values.isnan()].double()
+    if not len(known):
+        return {}
+    points = torch.tensor([each / 100 for each in PERCENTILES], dtype=torch.float64, device=known.device)
+    cuts = torch.quantile(known, points).tolist()
+    return {f"p{each}": cut for each, cut in zip(PERCENTILES, cuts, strict=True)} | {"mean": float(known.mean())}

@@ -18,7 +18,7 @@ from fedloom import random, tree
 from fedloom.data.federated import Features, count
 from fedloom.dropout import SeededDropout
 from fedloom.errors import FedloomError
-from fedloom.task import PerExample, Task
+from fedloom.task import Metric, PerExample, Task
 from fedloom.types import Params
 
 
@@ -32,12 +32,14 @@ class Functional:
     buffers: Params
     constants: Params  # frozen parameters and non-persistent buffers
     penalty: Callable[[Params], Tensor] | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)  # counted in training too
+    augment: Callable[[Any, Tensor], Any] | None = None  # of a batch's features, in training
     names: Mapping[str, str] = field(default_factory=dict)  # the module's state, by key: which leaf it is
 
     @staticmethod
     def of(task: Task, seed: int, device: torch.device, dtype: torch.dtype | None = None) -> Functional:
         """Build the model, its initial parameters being a function of the seed alone."""
-        with torch.random.fork_rng(devices=[]):
+        with random.generator_kept():
             torch.manual_seed(int(random.key(seed, 0, 0, "init")))
             module = task.model()
         if not isinstance(module, nn.Module):
@@ -59,8 +61,19 @@ class Functional:
             {name: leaf.detach() for name, leaf in named.items() if not leaf.requires_grad}
             | {name: leaf for name, leaf in buffers.items() if name not in persistent},
             task.penalty,
-            _leaf_names(module),
+            names=_leaf_names(module),
         )
+
+    def _counted(self, output: Any, y: Features, mask: Tensor | None) -> Params:
+        """Each metric over a batch's rows: numerator and denominator."""
+        counted = {}
+        with torch.no_grad():
+            for name, metric in self.metrics.items():
+                value = metric(output, y)
+                above, below = value if isinstance(value, tuple) else (value, torch.ones_like(value))
+                sums = torch.stack([above, below])
+                counted[name] = (sums if mask is None else torch.where(mask, sums, 0.0)).sum(1)
+        return tree.map(torch.detach, counted)
 
     @property
     def leaves(self) -> Params:
@@ -95,8 +108,13 @@ class Functional:
 
     def objective(
         self, params: Params, buffers: Params, x: Features, y: Features, mask: Tensor | None, key: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, Params]]:
-        """The mean loss over a batch's rows (under `mask`) and the penalty; beside it the loss and the new buffers."""
+    ) -> tuple[Tensor, tuple[Tensor, Params, Params]]:
+        """The mean loss over a batch's rows (under `mask`) and the penalty.
+
+        Beside it the loss, the new buffers, and each metric's sums over the rows.
+        """
+        if self.augment is not None:
+            x = self.augment(x, key)
         buffers = tree.map(torch.clone, buffers)
         with SeededDropout(key):
             output = self.output(params, buffers, x)
@@ -112,7 +130,7 @@ class Functional:
         else:
             mean = torch.where(mask, losses, 0.0).sum() / mask.sum().clamp(min=1)
         total = mean if self.penalty is None else mean + self.penalty(params)
-        return total, (mean.detach(), tree.map(torch.detach, buffers))
+        return total, (mean.detach(), tree.map(torch.detach, buffers), self._counted(output, y, mask))
 
 
 def floating_dtype(leaves: Params) -> torch.dtype:
@@ -126,7 +144,7 @@ def _leaf_names(module: nn.Module) -> dict[str, str]:
     return {key: named[id(leaf)] for key, leaf in module.state_dict(keep_vars=True).items() if id(leaf) in named}
 
 
-Gradient = tuple[Params, Tensor, Params]  # gradient, loss, buffers
+Gradient = tuple[Params, Tensor, Params, Params]  # gradient, loss, buffers, sums of the metrics
 
 
 def plain_gradient(
@@ -140,10 +158,10 @@ def plain_gradient(
 ) -> Gradient:
     """By ordinary autograd, for one client."""
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
-    mean, (loss, buffers) = functional.objective(leaves, buffers, x, y, mask, key)
+    mean, aside = functional.objective(leaves, buffers, x, y, mask, key)
     gradients = torch.autograd.grad(mean, list(leaves.values()), allow_unused=True)
     pairs = zip(leaves.items(), gradients, strict=True)
-    return {name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in pairs}, loss, buffers
+    return {name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in pairs}, *aside
 
 
 def stackable_gradient(
@@ -156,5 +174,5 @@ def stackable_gradient(
     key: Tensor,
 ) -> Gradient:
     """By `torch.func.grad`, which `vmap` can stack."""
-    gradient, (loss, buffers) = torch.func.grad(functional.objective, has_aux=True)(params, buffers, x, y, mask, key)
-    return gradient, loss, buffers
+    gradient, aside = torch.func.grad(functional.objective, has_aux=True)(params, buffers, x, y, mask, key)
+    return gradient, *aside

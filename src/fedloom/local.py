@@ -21,14 +21,16 @@ Carry = dict[str, Any]
 GradientOf = Callable[..., Gradient]
 
 
-def start(algorithm: Algorithm, params: Params, buffers: Params) -> Carry:
+def start(functional: Functional, algorithm: Algorithm, params: Params, buffers: Params) -> Carry:
     """Clients begin a round from the global model, with a new optimizer."""
+    zero = next(iter(params.values()))
     return {
         "params": params,
         "buffers": buffers,
         "optimizer": algorithm.client.init(params),
         "gradients": tree.zeros_like(params) if wants_sum(algorithm) else {},
-        "loss": next(iter(params.values())).new_zeros(()),
+        "loss": zero.new_zeros(()),
+        "counted": {name: zero.new_zeros(2) for name in functional.metrics},
     }
 
 
@@ -51,7 +53,7 @@ def step(
 ) -> Carry:
     """One local step: y = y - transform(gradient of the batch's mean loss at y)."""
     y = carry["params"]
-    gradient, loss, buffers = gradient_of(functional, y, carry["buffers"], *batch, mask, key)
+    gradient, loss, buffers, counted = gradient_of(functional, y, carry["buffers"], *batch, mask, key)
     direction, optimizer, _ = algorithm.client.update(gradient, carry["optimizer"], y, replace(info, raw=gradient))
     return {
         "params": tree.map(torch.sub, y, direction),
@@ -59,6 +61,7 @@ def step(
         "optimizer": optimizer,
         "gradients": tree.map(torch.add, carry["gradients"], gradient) if carry["gradients"] else {},
         "loss": carry["loss"] + loss * rows,
+        "counted": tree.map(torch.add, carry["counted"], counted),
     }
 
 
@@ -74,9 +77,10 @@ def gradient_step(
     info: Info,
 ) -> Carry:
     """One batch's part of the gradient of the whole local loss: parameters stay, gradients are added by rows."""
-    gradient, loss, buffers = gradient_of(functional, carry["params"], carry["buffers"], *batch, mask, key)
+    gradient, loss, buffers, counted = gradient_of(functional, carry["params"], carry["buffers"], *batch, mask, key)
     return carry | {
         "buffers": buffers,
         "gradients": tree.map(lambda total, g: total + rows * g, carry["gradients"], gradient),
         "loss": carry["loss"] + loss * rows,
+        "counted": tree.map(torch.add, carry["counted"], counted),
     }

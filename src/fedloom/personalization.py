@@ -23,7 +23,7 @@ from fedloom.types import Params
 
 @dataclass(frozen=True)
 class Personalized:
-    """Per client, in the order asked for: a metric of the global model on its test rows, and after fine-tuning."""
+    """Per client, in ascending order: a metric of the global model on its test rows, and after fine-tuning."""
 
     clients: Tensor
     before: dict[str, Tensor]
@@ -79,7 +79,7 @@ def personalize(
         if len(rows):
             values = per_example(functional, model, statistics, x, y, task.metrics, rows)
             for name, value in values.items():
-                into[name][place[client]] = float(value.mean())
+                into[name][place[client]] = float(value[0].sum() / value[1].sum())
 
     for client in chosen.tolist():
         measure(before, client, params, buffers)

@@ -6,10 +6,22 @@ resumed or re-ordered run needs nothing saved to go on with the same draws.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 
 import torch
 from torch import Tensor
+
+
+@contextmanager
+def generator_kept(needed: bool = True) -> Iterator[None]:
+    """What is drawn from torch's own generators inside leaves them as they were outside."""
+    if not needed:
+        yield
+        return
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        yield
 
 
 def _signed(word: int) -> int:

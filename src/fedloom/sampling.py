@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,10 @@ class Drawn:
     clients: Tensor
     multiplicity: Tensor | None = None
 
+    def only(self, mask: Tensor) -> Drawn:
+        """Those under the mask."""
+        return Drawn(self.clients[mask], None if self.multiplicity is None else self.multiplicity[mask])
+
 
 def _no_state(population: int) -> PartState:
     return {}
@@ -31,7 +35,10 @@ def _no_observe(state: PartState, report: Report) -> PartState:
 
 @dataclass(frozen=True)
 class Sampler:
-    """`draw(key, size, examples, state)`; `observe(state, report)` where it learns from the round."""
+    """`draw(key, size, examples, state)`; `observe(state, report)` where it learns from the round.
+
+    A client without examples, or away (then `examples` has a zero there), is never drawn.
+    """
 
     name: str
     draw: Callable[[Tensor, int, Tensor, PartState], Drawn]
@@ -39,13 +46,15 @@ class Sampler:
     observe: Callable[[PartState, Report], PartState] = _no_observe
     needs: Needs = "meta"
     each_draw_counts: bool = False  # weight 1 / M per draw, whatever the client's size
+    forced: Mapping[int, Tensor] = field(default_factory=dict)  # cohorts of single rounds, drawn by nobody
 
 
 def uniform() -> Sampler:
     """M distinct clients, uniformly without replacement."""
 
     def draw(key: Tensor, size: int, examples: Tensor, state: PartState) -> Drawn:
-        return Drawn(random.permutation(key, len(examples))[:size].sort().values)
+        order = random.permutation(key, len(examples))
+        return Drawn(order[examples[order] > 0][:size].sort().values)
 
     return Sampler("uniform", draw)
 
@@ -55,6 +64,8 @@ def multinomial() -> Sampler:
 
     def draw(key: Tensor, size: int, examples: Tensor, state: PartState) -> Drawn:
         edges = examples.double().cumsum(0)
+        if not edges[-1] > 0:
+            return Drawn(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
         drawn = torch.searchsorted(edges, random.uniform(key, size) * edges[-1], right=True)
         clients, multiplicity = drawn.clamp(max=len(examples) - 1).unique(return_counts=True)
         return Drawn(clients, multiplicity)
@@ -67,7 +78,8 @@ def poisson() -> Sampler:
 
     def draw(key: Tensor, size: int, examples: Tensor, state: PartState) -> Drawn:
         population = len(examples)
-        return Drawn(torch.nonzero(random.uniform(key, population) < size / population).flatten())
+        here = random.uniform(key, population) < size / population
+        return Drawn(torch.nonzero(here & (examples > 0)).flatten())
 
     return Sampler("poisson", draw)
 
@@ -81,7 +93,9 @@ def attention(decay: float = 0.9) -> Sampler:
     def draw(key: Tensor, size: int, examples: Tensor, state: PartState) -> Drawn:
         # the largest of u^(1/a) are a draw without replacement with probabilities a (Efraimidis and Spirakis 2006)
         race = random.uniform(key, len(examples)).clamp(min=2.0**-53).log() / state["attention"]
-        return Drawn(race.topk(size).indices.sort().values)
+        here = examples > 0
+        race = torch.where(here, race, -torch.inf)
+        return Drawn(race.topk(min(size, int(here.sum()))).indices.sort().values)
 
     def observe(state: PartState, report: Report) -> PartState:
         clients = report.clients
@@ -111,6 +125,25 @@ SAMPLERS: dict[str, Callable[[], Sampler]] = {
 }
 
 
+def forced(sampler: str | Sampler, cohorts: Mapping[int, Sequence[int]]) -> Sampler:
+    """The same sampler, but with the given clients in the given rounds: a bad draw, say, at a time of one's choosing.
+
+    >>> forced("uniform", {40: [3, 1]}).forced
+    {40: tensor([1, 3])}
+    """
+    fixed = {round: torch.tensor(sorted(clients), dtype=torch.int64) for round, clients in cohorts.items()}
+    return replace(as_sampler(sampler), forced=fixed)
+
+
+def doubling(initial: int = 50, every: int = 300, most: int = 800) -> Callable[[int], int]:
+    """A cohort that doubles every so many rounds (Charles et al. 2021, 5.3); never more than the population is drawn.
+
+    >>> [doubling()(t) for t in (0, 299, 300, 1499)]
+    [50, 50, 100, 800]
+    """
+    return lambda t: min(initial * 2 ** (t // every), most)
+
+
 def as_sampler(sampler: str | Sampler) -> Sampler:
     if isinstance(sampler, Sampler):
         return sampler
@@ -119,12 +152,14 @@ def as_sampler(sampler: str | Sampler) -> Sampler:
     return SAMPLERS[sampler]()
 
 
-def cohort_size(cohort: int | float, population: int) -> int:
-    """A number of clients, or a fraction of the population.
+def cohort_size(cohort: int | float | Callable[[int], int], population: int, t: int = 0) -> int:
+    """A number of clients, a fraction of the population, or a function of the round (then at most the population).
 
     >>> cohort_size(10, 50), cohort_size(0.1, 50)
     (10, 5)
     """
+    if not isinstance(cohort, int | float):
+        return max(1, min(cohort(t), population))
     if isinstance(cohort, float) and 0 < cohort <= 1:
         return max(1, round(cohort * population))
     if not isinstance(cohort, int) or isinstance(cohort, bool) or not 1 <= cohort <= population:

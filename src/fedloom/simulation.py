@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,39 +18,26 @@ from fedloom import __version__, random, tree
 from fedloom.algorithm import Algorithm
 from fedloom.batches import Batching
 from fedloom.callbacks import Callback
-from fedloom.data.federated import FederatedData
-from fedloom.errors import Diverged, FedloomError
+from fedloom.data.federated import FederatedData, count
+from fedloom.errors import Diverged, FedloomError, choose
 from fedloom.estimate import estimate_accumulator
-from fedloom.evaluation import evaluate
+from fedloom.evaluation import evaluate, evaluate_clients, percentiles
 from fedloom.executors.auto import resolve
 from fedloom.executors.job import Assignment, Job
 from fedloom.functional import Functional
 from fedloom.gate import NONFINITE
+from fedloom.history import History
 from fedloom.memory import RowStore
 from fedloom.progress import rounds_bar
 from fedloom.rundir import RunDirectory
 from fedloom.sampling import Drawn, Sampler, as_sampler, cohort_size
+from fedloom.system import System
 from fedloom.task import Task
-from fedloom.types import Cohort, Params, Report, State
+from fedloom.types import Cohort, Needs, Params, Report
 
-
-@dataclass
-class History:
-    """A run's outcome: one dict per round, the final model, the server's state, what was resolved."""
-
-    rounds: list[dict[str, Any]] = field(default_factory=list)
-    params: Params = field(default_factory=dict)
-    buffers: Params = field(default_factory=dict)
-    constants: Params = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)  # keys of the module's state -> leaves
-    state: State | None = None
-    resolved: dict[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    def state_dict(self) -> Params:
-        """Everything `nn.Module.load_state_dict` needs: what was trained, what was averaged, what was frozen."""
-        leaves = {**self.constants, **self.params, **self.buffers}
-        return {key: leaves[name] for key, name in self.names.items()}
+EVALUATIONS = ("test", "train", "clients")
+CHEAP = 1000
+"""A test set of this many rows is evaluated every round: one batch, whatever the training costs."""
 
 
 def simulate(
@@ -58,7 +45,7 @@ def simulate(
     data: FederatedData,
     algorithm: Algorithm,
     rounds: int = 10,
-    cohort: int | float = 10,
+    cohort: int | float | Callable[[int], int] = 10,
     epochs: int = 1,
     steps: int | None = None,
     batch_size: int | None = 20,
@@ -76,13 +63,20 @@ def simulate(
     *,
     drop_last: bool = False,
     chunk: int | None = None,
+    system: System | None = None,
+    evaluate_on: Sequence[str] = ("test",),
+    alignment: bool = False,
     config: Mapping[str, Any] | None = None,
 ) -> History:
     """Train `task` over the clients of `data` with `algorithm`.
 
-    A round draws `cohort` clients (a number, or a fraction as a float); each works for `epochs` passes over its rows,
-    or for `steps` batches. The same seed gives the same bits. `eval_every` is in rounds (1 unless given; the last round
-    is always evaluated). `params` starts from another model. A callback that returns True ends the run.
+    A round draws `cohort` clients (a number, a fraction as a float, or a function of the round); each works for `epochs`
+    passes over its rows, or for `steps` batches. The same seed gives the same bits. `params` starts from another model. A
+    callback that returns True ends the run. `system` lets clients be away, drop out or be late.
+
+    Evaluation is on the `"test"` set, the whole `"train"` set, or each of the `"clients"`' own test rows, every
+    `eval_every` rounds and after the last; by default so rarely that it costs about a tenth of the training.
+    `alignment` measures each update against the mean: angles, distances, and the divergence of client gradients.
 
     >>> import fedloom as fl
     >>> data = fl.load("digits", partition="iid", clients=10)
@@ -95,9 +89,13 @@ def simulate(
     batching = Batching(epochs, steps, batch_size, drop_last)
     _check(rounds=rounds, eval_every=eval_every)
     size = cohort_size(cohort, data.population)
+    for name in evaluate_on:
+        if name not in EVALUATIONS:
+            raise choose("evaluate_on", name, EVALUATIONS)
     target = torch.device(device or "cpu")
     data = data.to(target, dtype)
     functional = Functional.of(task, seed, target, dtype)
+    functional = replace(functional, metrics=task.metrics, augment=data.augment)
     if params is not None:
         functional = functional.starting_from(params)
     recorded: dict[str, Any] = {}
@@ -127,7 +125,7 @@ def simulate(
         config = {
             "algorithm": repr(algorithm),
             "rounds": rounds,
-            "cohort": cohort,
+            "cohort": cohort if isinstance(cohort, int | float) else repr(cohort),
             "epochs": epochs,
             "steps": steps,
             "batch_size": batch_size,
@@ -143,18 +141,29 @@ def simulate(
     sampling, rows = who.init(data.population), RowStore()
     lost: dict[int, str] = {}
     draw_seed = seed if sampling_seed is None else sampling_seed
-    evaluated = 1 if eval_every is None else eval_every
+    every = eval_every or _rarely(data, batching, size)
+    devices = system or System()
+    needs: Needs = "alignment" if alignment else who.needs
+    processed = 0.0
 
-    with rounds_bar(rounds, progress) as shown, _generator_kept(job.draws):
+    with rounds_bar(rounds, progress) as shown, random.generator_kept(job.draws):
         for t in range(rounds):
             started = time.perf_counter()
-            drawn = who.draw(random.key(draw_seed, t, 0, "cohort"), size, examples, sampling)
+            goal = cohort_size(cohort, data.population, t)
+            here = torch.where(devices.available(seed, t, data.population), examples, 0)
+            if t in who.forced:
+                drawn = Drawn(who.forced[t])
+            else:
+                drawn = who.draw(random.key(draw_seed, t, 0, "cohort"), devices.asked(goal), here, sampling)
+            work = examples[drawn.clients] * (epochs if steps is None else 1)
+            reports = devices.reports(seed, t, drawn.clients, work, goal)
+            drawn = drawn.only(reports.mask)
             shared = {name: leaf.to(x[name].dtype) for name, leaf in state.memory.items()}
             assignment = Assignment(t, state.round, drawn.clients, x, state.buffers, shared, rows)
             functional.module.train()
             arrivals = _Arrivals(choice.run(job, assignment), drawn, who.each_draw_counts)
             before = x, state
-            x, state, report = algorithm.apply(x, state, arrivals, who.needs)
+            x, state, report = algorithm.apply(x, state, arrivals, needs)
             lost = _lost(lost, report)
             diverged = None
             if (leaf := tree.first_nonfinite(x)) is not None:
@@ -168,12 +177,18 @@ def simulate(
             arrivals.store(rows, report)
             sampling = who.observe(sampling, report)
 
-            record = {"round": t, "train_loss": arrivals.loss(report), **report}
-            if data.test is not None and ((t + 1) % evaluated == 0 or t + 1 == rounds):
+            processed += float(work[reports.mask].sum())
+            record = {"round": t, "train_loss": arrivals.loss(report), **arrivals.metrics(report), **report}
+            record |= {"asked": len(reports.mask), "examples_processed": processed}
+            if reports.seconds is not None:
+                record["simulated_seconds"] = reports.seconds
+            if alignment and report.clients.distance is not None:
+                apart = report.clients.distance[report.clients.admitted]
+                record["divergence"] = float(apart.mean()) / float(algorithm.client_rates.rate(state.round - 1))
+            if (t + 1) % every == 0 or t + 1 == rounds:
                 if job.draws:
                     torch.manual_seed(int(random.key(seed, t, 0, "evaluation")))
-                found = evaluate(functional, x, state.buffers, *data.test, task.metrics)
-                record |= {f"test_{name}": value for name, value in found.items()}
+                record |= _evaluate(functional, x, state.buffers, data, task, evaluate_on)
             record["seconds"] = time.perf_counter() - started
             history.rounds.append(record)
             run.record(record)
@@ -188,14 +203,34 @@ def simulate(
     return history
 
 
-@contextmanager
-def _generator_kept(draws: bool) -> Iterator[None]:
-    """A model with randomness of its own is seeded at every step; the caller's generator is put back at the end."""
-    if not draws:
-        yield
-        return
-    with torch.random.fork_rng():
-        yield
+def _rarely(data: FederatedData, batching: Batching, size: int) -> int:
+    """How many rounds lie between evaluations: a round's training on a row costs about three forward passes."""
+    tested = 0 if data.test is None else count(data.test[1])
+    if tested <= CHEAP:
+        return 1
+    used, taken = batching.counts(data.examples.cpu())
+    rows = used * batching.epochs if batching.steps is None else taken * (batching.batch_size or 1)
+    trained = 3 * size * max(1.0, float(rows.double().mean()))
+    return max(1, math.ceil(tested / (0.1 * trained)))
+
+
+def _evaluate(
+    functional: Functional, params: Params, buffers: Params, data: FederatedData, task: Task, on: Sequence[str]
+) -> dict[str, float]:
+    """`test_accuracy`, `trainset_accuracy`, `client_accuracy/p5` and the like, as far as there is data for them."""
+    found: dict[str, float] = {}
+    if "test" in on and data.test is not None:
+        test = evaluate(functional, params, buffers, *data.test, task.metrics)
+        found |= {f"test_{name}": value for name, value in test.items()}
+    if "train" in on:
+        train = evaluate(functional, params, buffers, data.x, data.y, task.metrics)
+        found |= {f"trainset_{name}": value for name, value in train.items()}
+    if "clients" in on:
+        if data.test is None or data.client_test is None:
+            raise FedloomError("evaluate_on 'clients': expected per-client test rows, got none: pass client_test")
+        for name, values in evaluate_clients(functional, params, buffers, data, task.metrics).items():
+            found |= {f"client_{name}/{cut}": value for cut, value in percentiles(values).items()}
+    return found
 
 
 class _Arrivals(Iterable[Cohort]):
@@ -207,12 +242,15 @@ class _Arrivals(Iterable[Cohort]):
         self.multiplicity = dict(zip(drawn.clients.tolist(), counts.tolist(), strict=True))
         self.kept: list[tuple[Tensor, Params]] = []
         self.losses: list[Tensor] = []
+        self.counted: dict[str, list[Tensor]] = {}
 
     def __iter__(self) -> Iterator[Cohort]:
         for part in self.trained:
             cohort = part.cohort
             self.losses.append(cohort.losses.cpu())
             self.kept.append((cohort.clients, part.rows))
+            for name, sums in part.counted.items():
+                self.counted.setdefault(name, []).append(sums.double().cpu())
             counts = torch.tensor([self.multiplicity[client] for client in cohort.clients.tolist()])
             weights = (cohort.examples > 0).double() if self.each_draw_counts else None
             yield replace(cohort, multiplicity=counts, weights=weights)
@@ -231,6 +269,14 @@ class _Arrivals(Iterable[Cohort]):
         losses = torch.cat(self.losses).double() if self.losses else torch.zeros(0)
         weight = report.clients.weight
         return float((torch.where(weight > 0, losses, 0.0) * weight).sum()) if weight.sum() > 0 else float("nan")
+
+    def metrics(self, report: Report) -> dict[str, float]:
+        """What the admitted clients measured on the batches they trained on, all their rows together."""
+        admitted = report.clients.admitted
+        if not bool(admitted.any()):
+            return {}
+        sums = {name: torch.cat(parts)[admitted].sum(0) for name, parts in self.counted.items()}
+        return {f"train_{name}": float(above / below) for name, (above, below) in sums.items()}
 
 
 class _Records:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedloom import tree
+from fedloom import random, tree
 from fedloom.data.federated import Features, take
 from fedloom.dropout import SeededDropout
 from fedloom.errors import FedloomError, choose
@@ -52,6 +52,10 @@ def resolve(job: Job, executor: str, chunk: int | None, cohort: int) -> tuple[Jo
     if executor == "loop":
         return job, Choice("loop", 1, "asked for")
     obstacle = "its forward draws random numbers other than dropout's" if draws else _obstacle(job)
+    if obstacle is not None and not draws and job.functional.metrics:
+        plain = dataclasses.replace(job, functional=dataclasses.replace(job.functional, metrics={}))
+        if _obstacle(plain) is None:  # only a metric is in the way: the stack trains without counting it
+            job, obstacle = plain, None
     if obstacle is not None:
         why = f"{type(job.functional.module).__name__} cannot be stacked: {obstacle}"
         if executor == "vectorized":
@@ -92,7 +96,7 @@ def _sample(job: Job, rows: int) -> Tensor:
 def _draws(job: Job) -> bool:
     """Whether a forward draws random numbers beside dropout's: the generator's state tells."""
     index = _sample(job, 2)
-    with torch.random.fork_rng(), torch.no_grad():
+    with random.generator_kept(), torch.no_grad():
         before = torch.random.get_rng_state()
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         try:

@@ -58,6 +58,7 @@ class Trained:
 
     cohort: Cohort
     rows: Params
+    counted: Params  # per metric and client: numerator and denominator over the batches it trained on
 
 
 Runner = Callable[[Job, Assignment, Plan, Carry, Params, Callable[..., Carry]], Carry]
@@ -78,7 +79,7 @@ def train(job: Job, assignment: Assignment, clients: Tensor, run: Runner) -> Tra
     algorithm, params, buffers = job.algorithm, assignment.params, assignment.buffers
     memory = algorithm.memory
     rows = assignment.rows.gather(clients.tolist(), params) if memory else {}
-    carry = _stack(local.start(algorithm, params, buffers), len(clients))
+    carry = _stack(local.start(job.functional, algorithm, params, buffers), len(clients))
     next_rows: Params = {}
     extra: Extra = {}
 
@@ -107,7 +108,7 @@ def train(job: Job, assignment: Assignment, clients: Tensor, run: Runner) -> Tra
         buffers=carry["buffers"] or None,
         extra=extra or None,
     )
-    return Trained(cohort, next_rows)
+    return Trained(cohort, next_rows, carry["counted"])
 
 
 def _whole_gradient(

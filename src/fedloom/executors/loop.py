@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-from torch import Tensor
 
-from fedloom import tree
+from fedloom import random, tree
 from fedloom.batches import Plan
 from fedloom.data.federated import take
 from fedloom.executors.job import Assignment, Job, Trained, chunks, one_value, train
@@ -34,21 +32,11 @@ def _steps(
         key = plan.keys[0, s]
         info = assignment.info(s, plan.steps[0], row)
         try:
-            with _seeded(key) if job.draws else nullcontext():
+            with random.generator_kept(job.draws):
+                if job.draws:  # a forward with randomness of its own draws it from this step's key
+                    torch.manual_seed(int(key))
                 carry = step(job.functional, job.algorithm, plain_gradient, carry, batch, None, size, key, info)
         except ValueError as error:
             raise one_value(error, int(plan.clients[0]), assignment.round) from error
     stacked: Carry = tree.map_state(lambda leaf: leaf.unsqueeze(0), carry)
     return stacked
-
-
-def _seeded(key: Tensor) -> AbstractContextManager[None]:
-    """A forward with randomness of its own draws it from this step's key."""
-
-    @contextmanager
-    def seeded() -> Iterator[None]:
-        with torch.random.fork_rng():
-            torch.manual_seed(int(key))
-            yield
-
-    return seeded()
