@@ -61,14 +61,14 @@ def rounds(folder: Path) -> list[dict[str, Any]]:
 # Mistakes -------------------------------------------------------------------------------------------------------------
 
 MISTAKES = [
-    (["runn", "quickstart"], "command: expected one of doctor, list, run; got 'runn': did you mean 'run'?"),
+    (["runn", "quickstart"], "got 'runn': did you mean 'run'?"),
     (["run"], "EXPERIMENT"),
     (["run", "quickstrat"], "experiment: expected one of quickstart; got 'quickstrat': did you mean 'quickstart'?"),
     (["run", "nowhere.toml"], "nowhere.toml: expected an experiment file, got nothing there"),
     (["run", "quickstart", "--ste", "rounds=3"], "No such option: --ste"),
     (["run", "quickstart", "--set", "rounds=none"], "rounds: expected a whole number of at least 1, got 'none'"),
     (["run", "quickstart", "--set", "algorithms.0.name=fedavgg"], "got 'fedavgg': did you mean 'fedavg'?"),
-    (["run", "quickstart", "--set", "data.name=digts"], "data.name: expected one of digits; got 'digts'"),
+    (["run", "quickstart", "--set", "data.name=digts"], "got 'digts': did you mean 'digits'?"),
     (["run", "quickstart", "--set", "model.name=mpl"], "got 'mpl': did you mean 'mlp'?"),
     (["run", "quickstart", "--executor", "lop"], "executor: expected one of auto, loop, vectorized; got 'lop'"),
     (["run", "quickstart", "--device", "gpu"], "device: expected 'cpu', 'cuda', 'cuda:0', 'mps' or 'xpu', got 'gpu'"),

@@ -70,9 +70,9 @@ def simulate(
 ) -> History:
     """Train `task` over the clients of `data` with `algorithm`.
 
-    A round draws `cohort` clients (a number, a fraction as a float, or a function of the round); each works for `epochs`
-    passes over its rows, or for `steps` batches. The same seed gives the same bits. `params` starts from another model. A
-    callback that returns True ends the run. `system` lets clients be away, drop out or be late.
+    A round draws `cohort` clients (a number, a fraction as a float, or a function of the round); each works for
+    `epochs` passes over its rows, or for `steps` batches. The same seed gives the same bits. `params` starts from
+    another model. A callback that returns True ends the run. `system` lets clients be away, drop out or be late.
 
     Evaluation is on the `"test"` set, the whole `"train"` set, or each of the `"clients"`' own test rows, every
     `eval_every` rounds and after the last; by default so rarely that it costs about a tenth of the training.
@@ -88,7 +88,7 @@ def simulate(
     began = time.perf_counter()
     batching = Batching(epochs, steps, batch_size, drop_last)
     _check(rounds=rounds, eval_every=eval_every)
-    size = cohort_size(cohort, data.population)
+    size = max(cohort_size(cohort, data.population, t) for t in (0, rounds - 1))
     for name in evaluate_on:
         if name not in EVALUATIONS:
             raise choose("evaluate_on", name, EVALUATIONS)

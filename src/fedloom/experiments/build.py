@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,14 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom import algorithms, schedule, upload, weighting
+from fedloom import algorithms, schedule, task, upload, weighting
 from fedloom.algorithm import Algorithm, replace
 from fedloom.data import catalog
 from fedloom.data.federated import FederatedData
 from fedloom.errors import FedloomError, choose
+from fedloom.experiments.schema import Doubling, SystemSection
 from fedloom.experiments.sections import AlgorithmSection, DataSection, ModelSection, Section, TorchServer
-from fedloom.models import MODELS
+from fedloom.models import MODELS, penalty
+from fedloom.sampling import doubling
 from fedloom.schedule import Rate
+from fedloom.system import System
 from fedloom.task import Task
 from fedloom.transforms.base import chain, from_torch
 
@@ -61,7 +64,17 @@ def build_task(spec: ModelSection, data: FederatedData) -> Task:
     """The model, with as many inputs and classes as the data have."""
     entry = MODELS[spec.name]
     sizes = {size: _SIZES[size](spec.name, data) for size in entry.sizes}
-    return Task(model=partial(entry.load(), **sizes, **spec.options()))
+    model = partial(entry.load(), **sizes, **spec.options())
+    return Task(model=model, **_MEASURES.get(spec.name, dict)(), penalty=_PENALTIES.get(spec.name))
+
+
+def build_cohort(cohort: int | float | Doubling) -> int | float | Callable[[int], int]:
+    """A number as it is; a table becomes a function of the round."""
+    return doubling(**dict(cohort)) if isinstance(cohort, Doubling) else cohort
+
+
+def build_system(spec: SystemSection) -> System:
+    return System(**dict(spec))
 
 
 def check_device(device: str | None) -> None:
@@ -97,6 +110,19 @@ def _classes(model: str, data: FederatedData) -> int:
         raise FedloomError(f"model {model!r}: expected data with class labels, got {data.name!r} without")
     return data.classes
 
+
+_MEASURES: dict[str, Callable[[], dict[str, Any]]] = {
+    "autoencoder": lambda: {"loss": task.squared_error, "metrics": {}},
+    "tag_predictor": lambda: {"loss": task.tag_cross_entropy, "metrics": {"recall": task.recall_at(5)}},
+    "shakespeare_lstm": lambda: {"loss": task.token_cross_entropy(), "metrics": {"accuracy": task.token_accuracy()}},
+    "stackoverflow_lstm": lambda: {
+        "loss": task.token_cross_entropy(),
+        "metrics": {"accuracy": task.token_accuracy(ignore=(0, 10001, 10003))},  # padding, unknown words, the end
+    },
+}
+"""What a model learns and is measured by, where that is not the class of each example."""
+
+_PENALTIES = {"resnet18_gn": penalty.resnet18_gn(), "cifar10_cnn": penalty.cifar10_cnn()}
 
 _SIZES = {"inputs": _inputs, "classes": _classes}
 

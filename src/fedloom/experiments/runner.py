@@ -131,6 +131,7 @@ def _one(
     """One run, and the words for how it was executed; its records are put in `seen` as they come."""
     import torch
 
+    from fedloom.experiments import build
     from fedloom.simulation import simulate
 
     experiment = run.experiment
@@ -149,7 +150,7 @@ def _one(
             data,
             algorithm,
             rounds=experiment.rounds,
-            cohort=experiment.cohort,
+            cohort=build.build_cohort(experiment.cohort),
             epochs=experiment.epochs or 1,
             steps=experiment.steps,
             batch_size=experiment.batch_size,
@@ -162,6 +163,9 @@ def _one(
             device=experiment.device,
             dtype=getattr(torch, experiment.dtype),
             eval_every=experiment.eval_every,
+            evaluate_on=experiment.evaluate_on,
+            alignment=experiment.alignment,
+            system=build.build_system(experiment.system),
             callbacks=[watch],
             run_dir=folder,
             config=experiment.to_mapping(),

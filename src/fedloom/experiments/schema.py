@@ -31,8 +31,11 @@ from fedloom.experiments.sections import (
     Count,
     Described,
     Expected,
+    NonNegative,
+    Positive,
     Section,
     Seed,
+    Share,
     Text,
     mistake,
 )
@@ -65,6 +68,32 @@ CohortSize = Annotated[
     Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)],
     Expected("a whole number of clients, or a fraction of them above 0 and up to 1.0"),
 ]
+
+
+class Doubling(Section):
+    """A cohort that doubles every so many rounds."""
+
+    initial: Count = 50
+    every: Count = 300
+    most: Count = 800
+
+
+class SystemSection(Section):
+    """How devices behave: see `fedloom.system.System`."""
+
+    availability: Share = 1.0
+    dropout: Share = 0.0
+    straggling: NonNegative | None = None
+    over_selection: Annotated[float, Field(ge=1), Expected("a number of at least 1")] = 1.0
+    deadline: Positive | None = None
+
+    @model_validator(mode="after")
+    def _has_a_clock(self) -> Self:
+        if self.straggling is None and (self.deadline is not None or self.over_selection > 1):
+            raise mistake("a number of at least 0, for deadline and over_selection to go by", "straggling")
+        return self
+
+
 Device = Annotated[
     str, Field(pattern=r"^(cpu|mps|(cuda|xpu)(:\d+)?)$"), Expected("'cpu', 'cuda', 'cuda:0', 'mps' or 'xpu'")
 ]
@@ -76,7 +105,13 @@ class Experiment(Section):
     name: Name
     title: Text | None = None
     rounds: Count
-    cohort: CohortSize
+    cohort: Annotated[
+        CohortSize | Doubling,
+        Expected(
+            "a whole number of clients, a fraction of them above 0 and up to 1.0, or a table that doubles it, "
+            "such as { initial = 50, every = 300, most = 800 }"
+        ),
+    ]
     epochs: Count | None = None
     steps: Count | None = None
     batch_size: Count = 20
@@ -94,8 +129,13 @@ class Experiment(Section):
     device: Device | None = None
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     eval_every: Count | None = None
+    evaluate_on: Annotated[
+        list[Literal["test", "train", "clients"]], Expected("a list out of 'test', 'train' and 'clients'")
+    ] = Field(default=["test"])
+    alignment: Annotated[bool, Expected("true or false")] = False
     threads: Count | None = None
     target: Annotated[float, Field(gt=0, le=1), Expected("a test accuracy above 0 and up to 1")] | None = None
+    system: SystemSection = Field(default_factory=SystemSection)
     data: AnyData
     model: AnyModel
     algorithms: Annotated[list[AnyAlgorithm], BeforeValidator(_some_tables), Described(_TABLES)]

@@ -105,7 +105,7 @@ def _histogram(axes: Axes, values: Counts, title: str, label: str) -> None:
         bins = np.linspace(low, high, 41)
     axes.hist(values, bins=bins.tolist(), color=_BAR, rwidth=0.9 if high - low < 40 else 1.0)
     axes.set_title(title, pad=26)
-    spread = f"{low:,} each" if low == high else f"{low:,} to {high:,}, {np.median(values):,.0f} in the middle"
+    spread = f"{low:,} each" if low == high else f"{low:,} to {high:,}, median {np.median(values):,.0f}"
     axes.text(0, 1.015, spread, transform=axes.transAxes, color=_MUTED, va="bottom")
     axes.set_xlabel(label)
     axes.set_ylabel("clients")
