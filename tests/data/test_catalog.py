@@ -93,7 +93,7 @@ def test_a_new_data_set_plugs_in(monkeypatch: pytest.MonkeyPatch) -> None:
         fine = np.tile([0, 1, 2, 3], repeat)
         return Source(x, fine, test=(x, fine), coarse=fine // 2, owners=owners)
 
-    assert datasets() == ["digits", "pairs"]
+    assert "pairs" in datasets()
     natural = load("pairs", partition="natural", repeat=2)
     assert natural.rows(0).tolist() == [1, 3, 5, 7]
     tree = load("pairs", partition="pachinko", clients=2, per_client=3, repeat=3)

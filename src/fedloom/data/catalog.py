@@ -4,41 +4,68 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fedloom.data import natural, pictures, texts
 from fedloom.data import partition as partitioners
 from fedloom.data.allocation import Ints, generator
 from fedloom.data.federated import FederatedData, federate
+from fedloom.data.releases import RELEASES
+from fedloom.data.source import Reader, Source
 from fedloom.errors import FedloomError, choose
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """A data set before it is partitioned, with what partitioners may read: labels, coarse labels, owners."""
-
-    x: npt.NDArray[Any]
-    y: npt.NDArray[Any]
-    test: tuple[npt.NDArray[Any], npt.NDArray[Any]]
-    coarse: npt.NDArray[Any] | None = None
-    owners: npt.NDArray[Any] | None = None
-
-
-Reader = Callable[..., Source]
-READERS: dict[str, Reader] = {}
 
 # What a partitioner reads from the data set, by the name of its argument; the user gives the others.
 READS: dict[str, Callable[[Source], Any]] = {
     "count": lambda source: len(source.y),
     "labels": lambda source: source.y,
-    "fine": lambda source: source.y,
+    "fine": lambda source: source.y if source.fine is None else source.fine,
     "coarse": lambda source: source.coarse,
     "owner_ids": lambda source: source.owners,
 }
 DEFAULT_CLIENTS = 10
+
+
+def digits() -> Source:
+    """Scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, scaled to [0, 1]: 1,438 to train on and 359 to test.
+
+    A fifth of every class, rounded, is test data: 36, 36, 35, 37, 36, 36, 36, 36, 35, 36 of the digits 0 to 9. Which
+    rows they are is part of the definition and does not follow the seed of `load`. Alpaydin and Kaynak 1998, UCI
+    Machine Learning Repository.
+
+    >>> source = digits()
+    >>> source.x.shape, source.x.dtype, source.test[0].shape
+    ((1438, 64), dtype('float32'), (359, 64))
+    """
+    from sklearn.datasets import load_digits  # slow to import, and not needed for any other data set
+
+    x, y = load_digits(return_X_y=True)
+    x, y = (x / 16).astype(np.float32), y.astype(np.int64)
+    rng = generator(0)
+    held_out = np.zeros(len(y), np.bool_)
+    for label in range(10):
+        rows = np.flatnonzero(y == label)
+        held_out[rng.permutation(rows)[: round(len(rows) / 5)]] = True
+    return Source(x[~held_out], y[~held_out], test=(x[held_out], y[held_out]))
+
+
+READERS: dict[str, Reader] = {
+    "20newsgroups": texts.newsgroups,
+    "agnews": texts.agnews,
+    "cifar10": pictures.cifar10,
+    "cifar100": pictures.cifar100,
+    "digits": digits,
+    "emnist": natural.emnist,
+    "fashionmnist": pictures.fashionmnist,
+    "mnist": pictures.mnist,
+    "qmnist": pictures.qmnist,
+    "shakespeare": natural.shakespeare,
+    "stackoverflow": natural.stackoverflow,
+}
+# A reader's `**pixels` and `**words` are the keyword-only arguments of these.
+PASSED_ON: dict[str, Callable[..., Any]] = {"pixels": pictures.prepare, "words": texts.vectorise}
 
 
 def register(name: str) -> Callable[[Reader], Reader]:
@@ -49,6 +76,22 @@ def register(name: str) -> Callable[[Reader], Reader]:
         return reader
 
     return add
+
+
+def options_of(name: str) -> set[str]:
+    """The options of `load` that are the data set's own.
+
+    >>> sorted(options_of("qmnist"))
+    ['crop', 'cutout', 'flip', 'folder', 'jitter', 'normalise', 'style', 'verify', 'whiten']
+    """
+    found: set[str] = set()
+    for parameter in inspect.signature(READERS[name]).parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            passed = inspect.signature(PASSED_ON[parameter.name]).parameters.values()
+            found |= {other.name for other in passed if other.kind is inspect.Parameter.KEYWORD_ONLY}
+        else:
+            found.add(parameter.name)
+    return found
 
 
 def datasets() -> list[str]:
@@ -65,8 +108,11 @@ def load(
 ) -> FederatedData:
     """Reads the data set `name` and deals its training rows to `clients` clients (10 unless told).
 
-    `partition` names a function of `fedloom.data.partition`, `"iid"` when it is None; `options` are that function's
-    other arguments (alpha, shards_per_client, ...) and the data set's own.
+    `partition` names a function of `fedloom.data.partition`. When it is None, data that come with their clients
+    (writers, roles, users) keep them, and any other are dealt `"iid"`. `options` are that function's other arguments
+    (alpha, shards_per_client, ...) and the data set's own: `folder` says where its files are ($FEDLOOM_DATA, else the
+    user's cache), `verify=False` takes them as they are, and `style`, `task`, ... choose between the papers'
+    preprocessing.
 
     >>> data = load("digits", partition="dirichlet", clients=100, alpha=0.1)
     >>> data.population, data.examples.unique(), data.classes
@@ -74,16 +120,38 @@ def load(
     """
     if name not in READERS:
         raise choose("load, name", name, READERS)
-    partition = "iid" if partition is None else partition
+    by_itself = partition is None and name in RELEASES and RELEASES[name].partition == "natural"
+    partition = partition or ("natural" if by_itself else "iid")
     if partition not in partitioners.__all__:
         raise choose(f"load({name!r}), partition", partition, partitioners.__all__)
-    own = set(inspect.signature(READERS[name]).parameters)
+    own = options_of(name)
     _check_options(f"load({name!r}, partition={partition!r})", partition, own, options)
     source = READERS[name](**{option: options[option] for option in options if option in own})
+    if by_itself and source.owners is None:
+        partition = "iid"
     rest = {option: options[option] for option in options if option not in own}
-    return federate(
-        source.x, source.y, _parts(name, source, partition, clients, seed, rest), test=source.test, name=name
+    data = federate(
+        source.x,
+        source.y,
+        _parts(name, source, partition, clients, seed, rest),
+        test=source.test,
+        client_test=_client_test(source) if partition == "natural" else None,
+        name=name,
+        augment=source.augment,
     )
+    return data if source.classes is None else replace(data, classes=source.classes)
+
+
+def _client_test(source: Source) -> list[Ints] | None:
+    """The test rows of every client, none where no client has any; those of strangers are left to the common test."""
+    if source.test_owners is None:
+        return None
+    owners, strangers = np.unique(source.owners), np.asarray(source.test_owners)
+    place = np.minimum(np.searchsorted(owners, strangers), len(owners) - 1)
+    known = np.flatnonzero(owners[place] == strangers)
+    order = known[np.argsort(place[known], kind="stable")].astype(np.int64)
+    sizes = np.bincount(place[known], minlength=len(owners))
+    return np.split(order, np.cumsum(sizes)[:-1]) if known.size else None
 
 
 def _parts(
@@ -125,27 +193,3 @@ def _check_options(where: str, partition: str, own: set[str], options: dict[str,
     for option, parameter in open_to_user.items():
         if parameter.default is inspect.Parameter.empty and option not in options:
             raise FedloomError(f"{where}, {option}: expected a value, got none: pass {option}=...")
-
-
-@register("digits")
-def digits() -> Source:
-    """Scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, scaled to [0, 1]: 1,438 to train on and 359 to test.
-
-    A fifth of every class, rounded, is test data: 36, 36, 35, 37, 36, 36, 36, 36, 35, 36 of the digits 0 to 9. Which
-    rows they are is part of the definition and does not follow the seed of `load`. Alpaydin and Kaynak 1998, UCI
-    Machine Learning Repository.
-
-    >>> source = digits()
-    >>> source.x.shape, source.x.dtype, source.test[0].shape
-    ((1438, 64), dtype('float32'), (359, 64))
-    """
-    from sklearn.datasets import load_digits  # slow to import, and not needed for any other data set
-
-    x, y = load_digits(return_X_y=True)
-    x, y = (x / 16).astype(np.float32), y.astype(np.int64)
-    rng = generator(0)
-    held_out = np.zeros(len(y), np.bool_)
-    for label in range(10):
-        rows = np.flatnonzero(y == label)
-        held_out[rng.permutation(rows)[: round(len(rows) / 5)]] = True
-    return Source(x[~held_out], y[~held_out], test=(x[held_out], y[held_out]))

@@ -16,6 +16,8 @@ from torch import Tensor
 from fedloom.errors import FedloomError
 
 Features: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+Augment: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""`f(x, key)`: a batch of features as a training step is to see them; `key` is one int64 number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +37,8 @@ class FederatedData:
     """Indices into the rows of `test` and their offsets: each client's own test rows."""
     name: str = "data"
     classes: int | None = None
+    augment: Augment | None = None
+    """What chance does to the features of a batch in training; tests see `test` as it is."""
 
     @property
     def population(self) -> int:
@@ -93,6 +97,9 @@ class FederatedData:
             for leaf, tensor in _leaves(features):
                 digest.update(f"{part}/{leaf}: {tensor.dtype} {tuple(tensor.shape)}\n".encode())
                 digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        if self.augment is not None:
+            named = getattr(self.augment, "__qualname__", None)  # a function's repr has its address
+            digest.update(f"augment: {named or repr(self.augment)}\n".encode())
         return digest.hexdigest()
 
 
@@ -105,12 +112,17 @@ def federate(
     name: str = "data",
     *,
     overlap: bool = False,
+    augment: Augment | None = None,
 ) -> FederatedData:
     """Joins rows with a partition of them: one array of row numbers per client, as `fedloom.data.partition` makes.
 
     `x` and `y` are a tensor, an array, or a tuple or dict of them, with one entry per row; or `x` is a map-style
     `Dataset` of pairs and `y` is None: its items are read once, transforms included. `test` is `(x, y)` or a `Dataset`,
     `client_test` one array of its row numbers per client. `overlap=True` lets a row have several owners.
+    `augment(x, key)` is what a training step does to a batch of features.
+
+    Of a Hugging Face `Dataset`, whose columns have names, `y` names the target's, "label" or "labels" when it is None;
+    all others are features, one tensor or a dict of them.
 
     Tensors are kept as they are. Of arrays, float64 becomes torch's default dtype, and whole-numbered targets int64.
 
@@ -136,6 +148,7 @@ def federate(
         client_test=None if client_test is None else _client_test(name, client_test, tested, len(offsets) - 1),
         name=name,
         classes=_class_count(targets, tested),
+        augment=augment,
     )
 
 
@@ -186,6 +199,8 @@ def _leaves(features: Features) -> Iterator[tuple[str, Tensor]]:
 
 def _pair(where: str, x: Any, y: Any) -> tuple[Features, Features]:
     """Features and targets out of what the user has: two values, or one dataset of pairs."""
+    if hasattr(x, "column_names"):
+        return _columns(where, x, y)
     if y is not None:
         return _features(f"{where}, x", x), _features(f"{where}, y", y, target=True)
     if isinstance(x, Tensor | np.ndarray | tuple | dict) or not (hasattr(x, "__getitem__") and hasattr(x, "__len__")):
@@ -199,8 +214,32 @@ def _pair(where: str, x: Any, y: Any) -> tuple[Features, Features]:
     return _stack(f"{where}, x", [item[0] for item in items]), _stack(f"{where}, y", [item[1] for item in items], True)
 
 
+def _columns(where: str, table: Any, target: Any) -> tuple[Features, Features]:
+    """Features and targets out of a Hugging Face dataset, or anything that has named columns in the same way."""
+    names = list(table.column_names)
+    if target is None:
+        target = next((name for name in ("label", "labels") if name in names), None)
+    if not isinstance(target, str) or target not in names or len(names) < 2:
+        raise FedloomError(
+            f"{where}, y: expected the name of the target's column, one of {', '.join(map(str, names))} and not the "
+            "only one; "
+            f"got {target if isinstance(target, str) else type(target).__name__}: pass y='...'"
+        )
+    arrays = table.with_format("numpy") if hasattr(table, "with_format") else table
+    read = {name: _column(f"{where}, {name!r}", arrays[name], name == target) for name in names}
+    targets = read.pop(target)
+    return (next(iter(read.values())) if len(read) == 1 else read), targets
+
+
+def _column(where: str, column: Any, target: bool) -> Tensor:
+    values = column if isinstance(column, Tensor | np.ndarray) else column[:]
+    if isinstance(values, Tensor) or (isinstance(values, np.ndarray) and values.dtype != object):
+        return _tensor(where, values, target)
+    return _stack_leaf(where, list(values), target)
+
+
 def _test_pair(where: str, test: Any) -> tuple[Features, Features]:
-    if isinstance(test, tuple) and len(test) == 2:
+    if isinstance(test, tuple) and len(test) == 2:  # also a dataset and the name of its target's column
         features, targets = _pair(where, *test)
     else:
         features, targets = _pair(where, test, None)
