@@ -310,20 +310,19 @@ def test_batch_norm_on_one_value_names_the_client(executor: str, sizes: list[int
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("algorithm", [fl.fedavg(0.1), fl.scaffold(0.1), fl.fedsgd(0.1), fl.fednova(0.1)])
-def test_a_client_without_a_whole_batch_is_refused(executor: str, algorithm: Algorithm) -> None:
+def test_a_client_without_a_whole_batch_is_not_asked(executor: str, algorithm: Algorithm) -> None:
     data = classification([20, 9, 31])
     history = run(BatchNormed, algorithm, executor, 2, cohort=3, batch_size=10, data=data, drop_last=True)
-    assert [(record["admitted"], record["refused"]) for record in history.rounds] == [(2.0, 1.0)] * 2
+    assert [(record["asked"], record["admitted"]) for record in history.rounds] == [(2, 2)] * 2
     assert all(torch.isfinite(leaf).all() for leaf in history.params.values())
     assert all(record["train_loss"] > 0 for record in history.rounds)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_round_of_nothing_but_short_clients_is_void(executor: str) -> None:
-    history = run(Dense, fl.fedavg(0.1), executor, 2, cohort=2, data=classification([3, 9]), drop_last=True)
-    assert [record["admitted"] for record in history.rounds] == [0.0, 0.0]
-    fresh = run(Dense, fl.fedavg(0.0), executor, 1, cohort=2, data=classification([3, 9]))
-    assert distance(fresh, history) == 0
+def test_nothing_but_short_clients_is_a_mistake() -> None:
+    with pytest.raises(
+        fl.FedloomError, match="drop_last: expected a client with a whole batch of 20, the largest has 9"
+    ):
+        run(Dense, fl.fedavg(0.1), "loop", 2, cohort=2, data=classification([3, 9]), drop_last=True)
 
 
 class Recurrent(nn.Module):

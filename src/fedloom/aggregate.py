@@ -42,12 +42,20 @@ class Aggregate:
 
 
 def aggregate(
-    chunks: Iterable[Cohort], params: Params, state: State, upload: Upload, combine: Weighting, needs: Needs
+    chunks: Iterable[Cohort],
+    params: Params,
+    state: State,
+    upload: Upload,
+    combine: Weighting,
+    needs: Needs,
+    sums_updates: bool = False,
 ) -> Aggregate:
-    """Gate every row, run the upload, weigh and add up."""
+    """Gate every row, run the upload, weigh and add up; `sums_updates` adds up the raw updates too."""
     keep_rows = "alignment" in (needs, combine.needs) or combine.local is None
-    stream = _Stream(Layout.of(params), state, upload, combine, keep_rows)
+    stream = _Stream(Layout.of(params), state, upload, combine, keep_rows, sums_updates)
     for chunk in chunks:
+        if not isinstance(chunk, Cohort):
+            raise FedloomError(f"apply: expected a Cohort or an iterable of them, got {type(chunk).__name__}")
         gate.check(chunk, params, state.buffers)
         stream.take(chunk)
     return stream.finish()
@@ -56,8 +64,11 @@ def aggregate(
 class _Stream:
     """The running sums of a cohort that arrives in chunks."""
 
-    def __init__(self, layout: Layout, state: State, upload: Upload, combine: Weighting, keep_rows: bool) -> None:
-        self.layout, self.state, self.upload, self.combine, self.keep_rows = layout, state, upload, combine, keep_rows
+    def __init__(
+        self, layout: Layout, state: State, upload: Upload, combine: Weighting, keep_rows: bool, sums_updates: bool
+    ) -> None:
+        self.layout, self.state, self.upload, self.combine = layout, state, upload, combine
+        self.keep_rows, self.sums_updates = keep_rows, sums_updates
         self.seen: set[int] = set()
         self.ids: list[Tensor] = []
         self.reasons: list[str | None] = []
@@ -93,6 +104,8 @@ class _Stream:
 
     def _add(self, chunk: Cohort, block: Tensor) -> None:
         flat = self.layout.flatten(_rows(chunk.updates, block))
+        if self.sums_updates:
+            self.extra["update"] = _add_rows(self.extra.get("update"), flat, flat.new_ones(len(flat)))
         flat, notes = self._upload(flat)
         squares = self.layout.squares(flat)
         norms = tree.total(squares, lead=1).sqrt()

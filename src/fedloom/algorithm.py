@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -42,12 +42,25 @@ class Algorithm:
     combine: Weighting
     server: Transform
     memory: Memory | None = None
-    client_rates: Schedule = field(default_factory=lambda: constant(1.0))  # a memory reads their sum
+
+    def __post_init__(self) -> None:
+        for slot, kind in _KINDS.items():
+            part = getattr(self, slot)
+            if not isinstance(part, kind) and not (slot == "memory" and part is None):
+                hint = ": call it" if callable(part) else ""
+                raise FedloomError(f"{self.name} {slot}: expected a {kind.__name__}, got {part!r}{hint}")
+
+    @property
+    def client_rates(self) -> Schedule:
+        """The clients' learning rate: their memory reads its sum."""
+        return self.client.rates or constant(1.0)
 
     def init(
         self, params: Params, population: int, *, buffers: Params | None = None, examples: Tensor | None = None
     ) -> State:
         """The server's state before the first round; `examples` are the clients' known counts, for the gate."""
+        if examples is not None and not isinstance(examples, Tensor):
+            raise FedloomError(f"examples: expected a tensor of counts, got {type(examples).__name__}")
         if not params:
             raise FedloomError("params: expected at least one leaf, got none")
         if population < 1:
@@ -55,6 +68,8 @@ class Algorithm:
         if examples is not None and tuple(examples.shape) != (population,):
             raise FedloomError(f"examples: expected shape ({population},), got {tuple(examples.shape)}")
         for name, leaf in params.items():
+            if not isinstance(leaf, Tensor):
+                raise FedloomError(f"params[{name!r}]: expected a tensor, got {type(leaf).__name__}")
             if not leaf.is_floating_point():
                 raise FedloomError(f"params[{name!r}]: expected a floating dtype, got {leaf.dtype}: pass it in buffers")
         exact = _exact(params)
@@ -81,14 +96,15 @@ class Algorithm:
         chunks = [cohort] if isinstance(cohort, Cohort) else cohort
         if self.memory is not None:
             chunks = (require(chunk, self.name, self.memory.sends) for chunk in chunks)
-        got = aggregate(chunks, params, state, self.upload, self.combine, needs)
+        totals = self.memory is not None and self.memory.sums_updates
+        got = aggregate(chunks, params, state, self.upload, self.combine, needs, totals)
         report = Report(admitted=got.admitted, refused=len(got.clients.reasons) - got.admitted)
         report.clients = got.clients
         if not got.admitted:
             report.update(pseudo_gradient_norm=0.0, mean_update_norm=0.0, cosine=got.cosine)
             return params, state, report
 
-        info = Info(state.round, got.gradient, got.admitted, state.population, got.squares)
+        info = Info(state.round, got.gradient, got.admitted, state.population, got.squares, got.extra)
         x = _exact(params)
         step, server, info = self.server.update(got.gradient, state.server, x, info)
         params = {name: (x[name] - step[name]).to(leaf.dtype) for name, leaf in params.items()}
@@ -119,6 +135,7 @@ class Algorithm:
 
 
 SLOTS = ("work", "client", "upload", "combine", "server", "memory")
+_KINDS: dict[str, type] = dict(zip(SLOTS, (Work, Transform, Upload, Weighting, Transform, Memory), strict=True))
 
 
 def replace(algorithm: Algorithm, **slots: Any) -> Algorithm:
@@ -128,6 +145,8 @@ def replace(algorithm: Algorithm, **slots: Any) -> Algorithm:
     >>> fl.replace(fl.fedavg(client_lr=0.1), upload=fl.clip(1.0)).upload
     clip(1)
     """
+    if not isinstance(algorithm, Algorithm):
+        raise FedloomError(f"replace: expected an Algorithm, got {algorithm!r}")
     for slot in slots:
         if slot not in (*SLOTS, "name"):
             raise choose("replace", slot, [*SLOTS, "name"])

@@ -1,8 +1,8 @@
 """The table of contents of the field: each constructor fills the six slots, its docstring carries the rule.
 
 x is the global model, g = sum_k p_k (x - y_k) the pseudo-gradient, eta_s the server's rate. Every rule subtracts.
-All take `weighting` and the clients' settings: `client_optimizer`, `client_momentum`, `client_weight_decay`,
-`client_clip_norm`. Rates are numbers or `fl.schedule.*`.
+All take `weighting`, and all but FedSGD the clients' settings: `client_optimizer`, `client_momentum`,
+`client_weight_decay`, `client_clip_norm`. Rates are numbers or `fl.schedule.*`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TypedDict, Unpack
 
 from fedloom.algorithm import Algorithm, Work, replace
-from fedloom.errors import FedloomError, choose
+from fedloom.errors import FedloomError, choose, positive
 from fedloom.memory import Memory, controls, duals
 from fedloom.schedule import Rate, as_schedule
 from fedloom.transforms import corrections as correct
@@ -163,7 +163,10 @@ def scaffold(client_lr: Rate, server_lr: Rate = 1.0, *, option: str = "II", **op
 
 
 def fednova(client_lr: Rate, server_lr: Rate = 1.0, **options: Unpack[Options]) -> Algorithm:
-    """FedNova (Wang et al. 2020): x = x - eta_s tau_eff sum_k p_k g_k / ||a_k||_1, ||a_k||_1 = tau_k for plain SGD."""
+    """FedNova (Wang et al. 2020): x = x - eta_s tau_eff sum_k p_k g_k / ||a_k||_1, ||a_k||_1 = tau_k for plain SGD.
+
+    ||a_k||_1 follows the client optimizer named here: with another `client` slot, replace `combine` too.
+    """
     optimizer, beta = options.get("client_optimizer", "sgd"), _client_momentum(options)
     combine = by_effective_steps(
         momentum=beta if optimizer in ("sgd", "momentum", "nesterov") else 0.0,
@@ -179,8 +182,7 @@ def feddyn(client_lr: Rate, *, alpha: float, **options: Unpack[Options]) -> Algo
 
     Client: q_k = q_k - alpha (y_k - x). Server: h = h - (alpha / N) sum_S (y_k - x); x = mean_S y_k - h / alpha.
     """
-    if not alpha > 0:
-        raise FedloomError(f"feddyn alpha: expected a positive number, got {alpha!r}")
+    positive("feddyn alpha", alpha)
     options["weighting"] = options.get("weighting") or uniform()
     return _fill(
         "feddyn",
@@ -213,6 +215,8 @@ def fedglad(algorithm: Algorithm, beta: float = 0.9, gamma: float = 0.02, groupi
     >>> fedglad(fedavg(client_lr=0.1)).name
     'fedglad(fedavg)'
     """
+    if not isinstance(algorithm, Algorithm):
+        raise FedloomError(f"fedglad: expected an Algorithm to wrap, got {algorithm!r}")
     server = chain(correct.glad(beta, gamma, grouping), algorithm.server)
     return replace(algorithm, name=f"fedglad({algorithm.name})", server=server)
 
@@ -232,8 +236,7 @@ def _fill(
             raise choose(f"{name} keyword", option, Options.__annotations__)
     client = chain(*corrections, *_client_steps(client_lr, options))
     combine = combine or options.get("weighting") or by_examples()
-    rates = as_schedule(client_lr, "client_lr")
-    return Algorithm(name, Work(), client, keep(), combine, server, memory, rates)
+    return Algorithm(name, Work(), client, keep(), combine, server, memory)
 
 
 def _client_momentum(options: Options) -> float:

@@ -41,6 +41,15 @@ class Batching:
             return examples, self.epochs * per_epoch
         return examples, torch.where(per_epoch > 0, self.steps, 0)
 
+    def rows(self, examples: Tensor) -> Tensor:
+        """How many rows clients with that many go through in a round, each as often as it is used."""
+        used, steps = self.counts(examples)
+        if self.steps is None:
+            return used * self.epochs
+        batch = self.batch_size or used.clamp(min=1)
+        per_epoch = (-(-used // batch)).clamp(min=1)
+        return steps // per_epoch * used + torch.minimum(steps % per_epoch * batch, used)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -78,11 +87,11 @@ def plan(
     for members in _alike(rows, epochs):
         widest, longest = max(1, int(rows[members].max())), int(epochs[members].max())
         lengths = rows[members, None].expand(-1, longest)
-        order = random.permutation(random.split(keys[members], longest), widest, lengths).flatten(1)
+        order = random.permutation(random.bits(keys[members], longest), widest, lengths).flatten(1)
         where = (epoch[members, :, None] * widest + position[members]).flatten(1)
         chosen[members] = order.gather(1, where).reshape(len(members), most_steps, batch)
     where = (starts[:, None, None] + chosen).clamp(max=data.indices.numel() - 1)  # an empty last client starts beyond
-    dropout = random.split(random.key(seed, round, clients, f"{purpose}/dropout"), most_steps)
+    dropout = random.bits(random.key(seed, round, clients, f"{purpose}/dropout"), most_steps)
     device = data.indices.device
     return Plan(clients, used, steps, data.indices[where.to(device)], real.sum(-1), dropout.to(device))
 

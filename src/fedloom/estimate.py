@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from fedloom import random, tree
@@ -29,6 +31,7 @@ def estimate_accumulator(
     functional = Functional.of(task, seed, device, dtype)
     if params is not None:
         functional = functional.starting_from(params)
+    functional = replace(functional, augment=data.augment)
     data, params = data.to(device, dtype), functional.params
     functional.module.eval()
     key = random.key(seed, 0, 0, "estimate")
@@ -44,7 +47,8 @@ def estimate_accumulator(
         for row in rows[order[:batch_size]]:
             index = row.unsqueeze(0)
             batch = take(data.x, index), take(data.y, index)
-            gradient, *_ = plain_gradient(functional, params, functional.buffers, *batch, None, key)
+            with torch.backends.cudnn.flags(enabled=False):  # cuDNN has no backward for a recurrent net in evaluation
+                gradient, *_ = plain_gradient(functional, params, functional.buffers, *batch, None, key)
             squares.append(float(tree.dot(gradient, gradient)) / size)
         batches.append(sum(squares) / len(squares))
     return sum(batches) / len(batches)

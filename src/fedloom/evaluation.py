@@ -9,18 +9,13 @@ from torch import Tensor
 
 from fedloom.data.federated import Features, FederatedData, count, take
 from fedloom.functional import Functional
-from fedloom.task import Metric
+from fedloom.task import Metric, parts
 from fedloom.types import Params
 
 PERCENTILES = (5, 25, 50, 75, 95)
 
 Parts = dict[str, tuple[Tensor, Tensor]]
 """By metric: numerator and denominator of each example."""
-
-
-def parts(value: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """A metric's values per example as numerator and denominator."""
-    return value if isinstance(value, tuple) else (value, torch.ones_like(value))
 
 
 def per_example(
@@ -43,7 +38,7 @@ def per_example(
         for index in rows.split(batch):
             output, target = functional.output(params, buffers, take(x, index)), take(y, index)
             for name, measure in measures.items():
-                found[name].append(parts(measure(output, target)))
+                found[name].append(parts(name, measure(output, target), len(index)))
     return {
         name: (torch.cat([a for a, _ in pairs]).double(), torch.cat([b for _, b in pairs]).double())
         for name, pairs in found.items()

@@ -6,6 +6,7 @@ the module keeps as persistent buffers (batch norm's statistics, counters) goes 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +19,7 @@ from fedloom import random, tree
 from fedloom.data.federated import Features, count
 from fedloom.dropout import SeededDropout
 from fedloom.errors import FedloomError
-from fedloom.task import Metric, PerExample, Task
+from fedloom.task import Metric, PerExample, Task, parts
 from fedloom.types import Params
 
 
@@ -39,9 +40,11 @@ class Functional:
     @staticmethod
     def of(task: Task, seed: int, device: torch.device, dtype: torch.dtype | None = None) -> Functional:
         """Build the model, its initial parameters being a function of the seed alone."""
+        if isinstance(task.model, nn.Module):
+            raise FedloomError("Task.model: expected a function that returns an nn.Module, got one: pass lambda: ...")
         with random.generator_kept():
             torch.manual_seed(int(random.key(seed, 0, 0, "init")))
-            module = task.model()
+            module = copy.deepcopy(task.model())  # the caller may keep the one it returned
         if not isinstance(module, nn.Module):
             raise FedloomError(
                 f"Task.model: expected a function that returns an nn.Module, got {type(module).__name__}"
@@ -69,9 +72,7 @@ class Functional:
         counted = {}
         with torch.no_grad():
             for name, metric in self.metrics.items():
-                value = metric(output, y)
-                above, below = value if isinstance(value, tuple) else (value, torch.ones_like(value))
-                sums = torch.stack([above, below])
+                sums = torch.stack(parts(name, metric(output, y), count(y)))
                 counted[name] = (sums if mask is None else torch.where(mask, sums, 0.0)).sum(1)
         return tree.map(torch.detach, counted)
 

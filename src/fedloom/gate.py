@@ -22,6 +22,9 @@ NONFINITE = "non-finite value in"
 
 def check(cohort: Cohort, params: Params, buffers: Params) -> None:
     """Raise when the stack does not fit the model: names and shapes are the caller's mistake, not a client's."""
+    for name in ("clients", "examples"):
+        if not isinstance(getattr(cohort, name), Tensor):
+            raise FedloomError(f"Cohort.{name}: expected a tensor, got {type(getattr(cohort, name)).__name__}")
     if cohort.clients.dim() != 1 or cohort.clients.dtype not in _INTEGERS:
         got = f"{cohort.clients.dtype} of shape {tuple(cohort.clients.shape)}"
         raise FedloomError(f"Cohort.clients: expected integers of shape (K,), got {got}")
@@ -43,7 +46,7 @@ def check(cohort: Cohort, params: Params, buffers: Params) -> None:
 def _check_leaves(what: str, leaves: Params, like: Params, size: int) -> None:
     missing, unknown = like.keys() - leaves.keys(), leaves.keys() - like.keys()
     if missing or unknown:
-        expected, got = ", ".join(sorted(like)), ", ".join(sorted(leaves))
+        expected, got = ", ".join(sorted(like)) or "none: pass buffers= to init", ", ".join(sorted(leaves))
         raise FedloomError(f"Cohort.{what}: expected leaves {expected}; got {got}")
     for leaf, rows in leaves.items():
         expected_shape = (size, *like[leaf].shape)
@@ -52,14 +55,13 @@ def _check_leaves(what: str, leaves: Params, like: Params, size: int) -> None:
 
 
 def admit(cohort: Cohort, state: State, seen: set[int]) -> list[str | None]:
-    """Per row: None where it is admitted, else the reason it is not. `seen` gains the clients admitted."""
+    """Per row: None where it is admitted, else the reason it is not. `seen` gains the clients that reported."""
     bad_leaf = _nonfinite(cohort)
     weights = cohort.examples if cohort.weights is None else cohort.weights
     reasons: list[str | None] = []
     for index, client in enumerate(cohort.clients.tolist()):
         reason = next(_objections(cohort, state, index, client, float(weights[index]), bad_leaf[index], seen), None)
-        if reason is None:
-            seen.add(client)
+        seen.add(client)  # whatever became of it: a client's second row is refused
         reasons.append(reason)
     return reasons
 

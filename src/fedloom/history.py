@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from fedloom.errors import choose
 from fedloom.types import Params, State
 
 
@@ -33,16 +34,22 @@ class History:
         """(round, value) of every round the metric was measured in."""
         return [(record["round"], record[metric]) for record in self.rounds if record.get(metric) is not None]
 
+    def _measured(self, metric: str) -> list[tuple[int, float]]:
+        values = self.values(metric)
+        if not values:
+            raise choose("metric", metric, {name for record in self.rounds for name in record})
+        return values
+
     def last(self, metric: str, count: int = 10) -> float:
         """The mean over the last `count` measured rounds: 10 in FedGLAD's paper, 100 in Reddi et al.'s.
 
         >>> History([{"round": t, "test_accuracy": t / 10} for t in range(5)]).last("test_accuracy", 2)
         0.35
         """
-        return statistics.fmean(value for _, value in self.values(metric)[-count:])
+        return statistics.fmean(value for _, value in self._measured(metric)[-count:])
 
     def best(self, metric: str) -> float:
-        return max(value for _, value in self.values(metric))
+        return max(value for _, value in self._measured(metric))
 
     def rounds_to(self, metric: str, target: float) -> int | None:
         """How many rounds it took until the metric was first at least `target`; None when it never was.

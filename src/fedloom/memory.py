@@ -39,6 +39,7 @@ class Memory:
     settle: Callable[[Params, Mapping[str, Params], int], Params] | None = None  # (shared, sums, population)
     sends: tuple[str, ...] = ()
     gradient: Literal["none", "full", "mean"] = "none"  # of the whole local loss at x^t; of the loss along the path
+    sums_updates: bool = False  # the server adds up the raw updates of the admitted, for a part that reads `info.sums`
 
     def __repr__(self) -> str:
         return self.name
@@ -81,7 +82,7 @@ def duals(alpha: float) -> Memory:
     def remember(shared: Params, row: Params, trace: Trace) -> tuple[Params, Extra]:
         return tree.map(lambda q, x, y: q + alpha * (x - y), row, trace.anchor, trace.final), {}
 
-    return Memory(f"duals({alpha:g})", remember)
+    return Memory(f"duals({alpha:g})", remember, sums_updates=True)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -56,7 +56,10 @@ def personalize(
     batching = Batching(epochs, steps, batch_size, drop_last)
     device, dtype = data.indices.device, floating_dtype(params)
     functional = Functional.of(task, seed, device, dtype).starting_from({**params, **(buffers or {})})
+    functional = replace(functional, augment=data.augment)
     params, buffers = functional.params, functional.buffers
+    if algorithm.work.name == "full_gradient":
+        raise FedloomError(f"personalize: expected an algorithm whose clients train, got {algorithm.name}")
     data = data.to(device, dtype)
     assert data.test is not None and data.client_test is not None
     x, y = data.test

@@ -60,13 +60,8 @@ def key(seed: int, round: int, client: int | Tensor, purpose: str) -> Tensor:
     return _mix(state.to(client.device)[0] + _mix(client + _GOLDEN))
 
 
-def split(keys: Tensor, count: int) -> Tensor:
-    """`count` further keys for each key, along a new last axis: one per local step, say."""
-    return bits(keys, count)
-
-
 def bits(keys: Tensor, count: int) -> Tensor:
-    """64 random bits at each of `count` positions of each key: int64 of shape `(*keys.shape, count)`."""
+    """64 random bits at each of `count` positions of each key, int64 of shape `(*keys.shape, count)`; or new keys."""
     position = torch.arange(1, count + 1, device=keys.device) * _GOLDEN
     return _mix(_mix(keys.unsqueeze(-1) + position))
 

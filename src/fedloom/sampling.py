@@ -1,7 +1,8 @@
-"""Who takes part in a round. A draw is a function of (sampling seed, round), and of nothing that was drawn before."""
+"""Who takes part in a round: a function of (sampling seed, round), and for attention of what earlier rounds told."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -131,7 +132,7 @@ def forced(sampler: str | Sampler, cohorts: Mapping[int, Sequence[int]]) -> Samp
     >>> forced("uniform", {40: [3, 1]}).forced
     {40: tensor([1, 3])}
     """
-    fixed = {round: torch.tensor(sorted(clients), dtype=torch.int64) for round, clients in cohorts.items()}
+    fixed = {round: torch.tensor(sorted(set(clients)), dtype=torch.int64) for round, clients in cohorts.items()}
     return replace(as_sampler(sampler), forced=fixed)
 
 
@@ -152,18 +153,24 @@ def as_sampler(sampler: str | Sampler) -> Sampler:
     return SAMPLERS[sampler]()
 
 
-def cohort_size(cohort: int | float | Callable[[int], int], population: int, t: int = 0) -> int:
+def cohort_size(
+    cohort: int | float | Callable[[int], int], population: int, t: int = 0, most: float | None = None
+) -> int:
     """A number of clients, a fraction of the population, or a function of the round (then at most the population).
+
+    `most` bounds a number; a sampler that draws with replacement has no bound.
 
     >>> cohort_size(10, 50), cohort_size(0.1, 50)
     (10, 5)
     """
-    if not isinstance(cohort, int | float):
-        return max(1, min(cohort(t), population))
+    most = population if most is None else most
+    if callable(cohort):
+        return max(1, min(operator.index(cohort(t)), population))
     if isinstance(cohort, float) and 0 < cohort <= 1:
         return max(1, round(cohort * population))
-    if not isinstance(cohort, int) or isinstance(cohort, bool) or not 1 <= cohort <= population:
+    whole = hasattr(cohort, "__index__") and not isinstance(cohort, bool)  # numpy's whole numbers too
+    if not whole or not 1 <= cohort <= most:
         raise FedloomError(
             f"cohort: expected 1 to {population} clients (the population), or a fraction as a float, got {cohort!r}"
         )
-    return cohort
+    return int(cohort)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.errors import FedloomError, choose, positive
+from fedloom.errors import FedloomError, choose, non_negative, positive
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ Rate = float | Schedule
 
 
 def as_schedule(rate: Rate, what: str) -> Schedule:
-    """A number becomes a constant schedule; anything but a positive, finite rate is an error."""
+    """A number becomes a constant schedule; anything but a non-negative, finite rate is an error."""
     if isinstance(rate, Schedule):
         return rate
     if not isinstance(rate, int | float) or isinstance(rate, bool) or not math.isfinite(rate) or rate < 0:
@@ -58,6 +58,7 @@ def constant(base: float) -> Schedule:
     >>> constant(0.1)(7)
     0.1
     """
+    non_negative("rate", base)
     base = float(base)
     return Schedule(f"{base:g}", lambda t: base)
 
@@ -68,6 +69,7 @@ def inverse_sqrt(base: float) -> Schedule:
     >>> inverse_sqrt(0.1)(3)
     0.05
     """
+    non_negative("inverse_sqrt base", base)
     return Schedule(f"inverse_sqrt({base:g})", lambda t: base / math.sqrt(t + 1))
 
 
@@ -77,6 +79,8 @@ def staircase(base: float, factor: float = 0.1, every: int = 500) -> Schedule:
     >>> round(staircase(0.1)(999), 12)
     0.01
     """
+    non_negative("staircase base", base)
+    positive("staircase every", every)
     return Schedule(f"staircase({base:g}, {factor:g}, {every})", lambda t: base * factor ** (t // every))
 
 
@@ -86,6 +90,7 @@ def geometric(base: float, factor: float = 0.995) -> Schedule:
     >>> round(geometric(0.01)(2), 9)
     0.00990025
     """
+    non_negative("geometric base", base)
     return Schedule(f"geometric({base:g}, {factor:g})", lambda t: base * factor**t)
 
 
@@ -127,6 +132,7 @@ def scaled(
         raise choose("scaled rule", rule, ["sqrt", "linear"])
     if warmup_from not in ("zero", "base"):
         raise choose("scaled warmup_from", warmup_from, ["zero", "base"])
+    positive("scaled reference", reference)
     ratio = max(1.0, cohort / reference)
     rate = base * (math.sqrt(ratio) if rule == "sqrt" else ratio)
     if not warmup_rounds:

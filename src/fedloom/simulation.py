@@ -86,14 +86,24 @@ def simulate(
     [0, 1]
     """
     began = time.perf_counter()
+    _check_kinds(task=(task, Task), data=(data, FederatedData), algorithm=(algorithm, Algorithm))
     batching = Batching(epochs, steps, batch_size, drop_last)
-    _check(rounds=rounds, eval_every=eval_every)
-    size = max(cohort_size(cohort, data.population, t) for t in (0, rounds - 1))
+    _check_counts(rounds=rounds, eval_every=1 if eval_every is None else eval_every)
+    who, draw_seed = as_sampler(sampler), seed if sampling_seed is None else sampling_seed
+    most = math.inf if who.each_draw_counts else data.population  # with replacement there is no bound
+    size = max(cohort_size(cohort, data.population, t, most) for t in (0, rounds - 1))
     for name in evaluate_on:
         if name not in EVALUATIONS:
             raise choose("evaluate_on", name, EVALUATIONS)
-    target = torch.device(device or "cpu")
+    target = _device(device)
     data = data.to(target, dtype)
+    used, _ = batching.counts(data.examples.cpu())
+    through = used if algorithm.work.name == "full_gradient" else batching.rows(data.examples.cpu())
+    if not bool((used > 0).any()):
+        largest = int(data.examples.max())
+        raise FedloomError(
+            f"drop_last: expected a client with a whole batch of {batch_size}, the largest has {largest}"
+        )
     functional = Functional.of(task, seed, target, dtype)
     functional = replace(functional, metrics=task.metrics, augment=data.augment)
     if params is not None:
@@ -107,7 +117,6 @@ def simulate(
 
     job = Job(functional, algorithm, data, batching, seed)
     job, choice = resolve(job, executor, chunk, size)
-    who = as_sampler(sampler)
     history = History(
         constants=functional.constants,
         names=functional.names,
@@ -133,30 +142,38 @@ def simulate(
             "seed": seed,
             "sampling_seed": sampling_seed,
             "sampler": who.name,
+            "eval_every": eval_every,
+            "evaluate_on": list(evaluate_on),
+            "alignment": alignment,
+            "system": vars(system or System()),
         }
     run = _Records(run_dir, config, history, data, seed)
 
-    x, examples = functional.params, data.examples.cpu()
-    state = algorithm.init(x, data.population, buffers=functional.buffers, examples=data.examples)
+    x = functional.params
+    state = algorithm.init(x, data.population, buffers=functional.buffers, examples=data.examples.cpu())
     sampling, rows = who.init(data.population), RowStore()
     lost: dict[int, str] = {}
-    draw_seed = seed if sampling_seed is None else sampling_seed
     every = eval_every or _rarely(data, batching, size)
     devices = system or System()
     needs: Needs = "alignment" if alignment else who.needs
     processed = 0.0
 
+    def measure(t: int, params: Params, buffers: Params) -> dict[str, float]:
+        if job.draws:
+            torch.manual_seed(int(random.key(seed, t, 0, "evaluation")))
+        return _evaluate(functional, params, buffers, data, task, evaluate_on)
+
     with rounds_bar(rounds, progress) as shown, random.generator_kept(job.draws):
         for t in range(rounds):
             started = time.perf_counter()
-            goal = cohort_size(cohort, data.population, t)
-            here = torch.where(devices.available(seed, t, data.population), examples, 0)
+            goal = cohort_size(cohort, data.population, t, most)
+            here = torch.where(devices.available(draw_seed, t, data.population), used, 0)
             if t in who.forced:
                 drawn = Drawn(who.forced[t])
             else:
                 drawn = who.draw(random.key(draw_seed, t, 0, "cohort"), devices.asked(goal), here, sampling)
-            work = examples[drawn.clients] * (epochs if steps is None else 1)
-            reports = devices.reports(seed, t, drawn.clients, work, goal)
+            work = through[drawn.clients]
+            reports = devices.reports(draw_seed, t, drawn.clients, work, goal)
             drawn = drawn.only(reports.mask)
             shared = {name: leaf.to(x[name].dtype) for name, leaf in state.memory.items()}
             assignment = Assignment(t, state.round, drawn.clients, x, state.buffers, shared, rows)
@@ -184,16 +201,18 @@ def simulate(
                 record["simulated_seconds"] = reports.seconds
             if alignment and report.clients.distance is not None:
                 apart = report.clients.distance[report.clients.admitted]
-                record["divergence"] = float(apart.mean()) / float(algorithm.client_rates.rate(state.round - 1))
-            if (t + 1) % every == 0 or t + 1 == rounds:
-                if job.draws:
-                    torch.manual_seed(int(random.key(seed, t, 0, "evaluation")))
-                record |= _evaluate(functional, x, state.buffers, data, task, evaluate_on)
+                rate = algorithm.client_rates.rate(max(0, state.round - 1))
+                record["divergence"] = float(apart.mean()) / rate if rate else math.nan
+            evaluated = (t + 1) % every == 0 or t + 1 == rounds
+            if evaluated:
+                record |= measure(t, x, state.buffers)
             record["seconds"] = time.perf_counter() - started
             history.rounds.append(record)
-            run.record(record)
             shown(record)
             answers = [callback(record) for callback in callbacks]  # every callback sees every round
+            if any(answers) and not evaluated:
+                record |= measure(t, x, state.buffers)
+            run.record(record)
             if any(answers):
                 break
 
@@ -208,9 +227,7 @@ def _rarely(data: FederatedData, batching: Batching, size: int) -> int:
     tested = 0 if data.test is None else count(data.test[1])
     if tested <= CHEAP:
         return 1
-    used, taken = batching.counts(data.examples.cpu())
-    rows = used * batching.epochs if batching.steps is None else taken * (batching.batch_size or 1)
-    trained = 3 * size * max(1.0, float(rows.double().mean()))
+    trained = 3 * size * max(1.0, float(batching.rows(data.examples.cpu()).double().mean()))
     return max(1, math.ceil(tested / (0.1 * trained)))
 
 
@@ -223,7 +240,9 @@ def _evaluate(
         test = evaluate(functional, params, buffers, *data.test, task.metrics)
         found |= {f"test_{name}": value for name, value in test.items()}
     if "train" in on:
-        train = evaluate(functional, params, buffers, data.x, data.y, task.metrics)
+        plain = getattr(data.augment, "plain", None)  # what augmentation is to an example at rest: a central crop, say
+        x = data.x if plain is None else plain(data.x)
+        train = evaluate(functional, params, buffers, x, data.y, task.metrics)
         found |= {f"trainset_{name}": value for name, value in train.items()}
     if "clients" in on:
         if data.test is None or data.client_test is None:
@@ -349,7 +368,24 @@ def _lost(before: dict[int, str], report: Report) -> dict[int, str]:
     return before | {client: reason.split("'")[1] for client, reason in found.items()}
 
 
-def _check(**counts: int | None) -> None:
+def _check_counts(**counts: Any) -> None:
     for name, value in counts.items():
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise FedloomError(f"{name}: expected a whole number of at least 1, got {value!r}")
+
+
+def _check_kinds(**given: tuple[Any, type]) -> None:
+    for name, (value, kind) in given.items():
+        if not isinstance(value, kind):
+            hint = ": call it" if callable(value) and not isinstance(value, torch.nn.Module) else ""
+            raise FedloomError(f"simulate {name}: expected a {kind.__name__}, got {value!r}{hint}")
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    """The device asked for; one that is not there is an error, not a surprise in the first round."""
+    try:
+        found = torch.device(device or "cpu")
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:
+        raise FedloomError(f"device: expected one this machine has, got {device!r}: {error}") from error
+    return found

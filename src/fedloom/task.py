@@ -112,6 +112,17 @@ def recall_at(k: int = 5) -> Metric:
     return metric
 
 
+def parts(name: str, value: Tensor | tuple[Tensor, Tensor], rows: int) -> tuple[Tensor, Tensor]:
+    """A metric's values as numerator and denominator of each of `rows` examples."""
+    above, below = value if isinstance(value, tuple) else (value, torch.ones_like(value))
+    if above.shape != (rows,) or below.shape != (rows,):
+        got = tuple(above.shape)
+        raise FedloomError(
+            f"metric {name!r}: expected one value per example, shape ({rows},), got {got}: do not average"
+        )
+    return above, below
+
+
 @dataclass(frozen=True)
 class Task:
     """A model factory, unchanged PyTorch; a per-example loss; metrics that are means over examples.

@@ -17,14 +17,13 @@ PartState: TypeAlias = Any
 Needs: TypeAlias = Literal["meta", "alignment"]
 """What aggregation must compute, in ascending cost: client numbers alone, or each row against the mean."""
 
-Number: TypeAlias = "int | float | Tensor"
-
 
 @dataclass(frozen=True)
 class Cohort:
     """What a stack of clients sends: one row per client, `updates` being `(K, *shape)` pseudo-gradients x - y_k.
 
-    `examples` are the weights of the average unless `weights` replaces them (tokens, say). `multiplicity` counts how
+    `examples` are the weights of the average unless `weights` replaces them (tokens, say); the gate compares `examples`
+    with the known counts, and takes `weights` on trust. `multiplicity` counts how
     often a client was drawn. `buffers` are the clients' own statistics, `extra` what their memory sends.
 
     >>> import torch
@@ -72,7 +71,8 @@ class Info:
     # on the server
     admitted: int = 1
     population: int = 1
-    squares: Params = field(default_factory=dict)  # per leaf: sum_k p_k ||g_k||^2
+    squares: Params = field(default_factory=dict)  # per leaf: sum_k p_k ||scale_k g_k||^2
+    sums: Mapping[str, Params] = field(default_factory=dict)  # over the admitted: of what memories send, of updates
     notes: dict[str, float] = field(default_factory=dict)  # what parts add to the report
     # on a client
     step: int = 0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedloom import tree
-from fedloom.errors import fraction, positive
+from fedloom.errors import fraction, non_negative, positive
 from fedloom.types import Params, PartState
 
 Notes = dict[str, Tensor]
@@ -106,6 +106,7 @@ def adaptive_clip(quantile: float = 0.8, initial: float = 1.0, lr: float = 0.2) 
     """
     positive("adaptive_clip initial", initial)
     fraction("adaptive_clip quantile", quantile)
+    non_negative("adaptive_clip lr", lr)
     return Upload(
         f"adaptive_clip(quantile={quantile:g}, initial={initial:g}, lr={lr:g})",
         lambda update, state: _clip(update, state["rho"]),
@@ -128,6 +129,7 @@ def zeroing(
     """
     positive("zeroing initial", initial)
     fraction("zeroing quantile", quantile)
+    non_negative("zeroing lr", lr)
 
     def apply(update: Params, state: PartState) -> tuple[Params, Notes]:
         largest = torch.stack([leaf.abs().amax() for leaf in update.values() if leaf.numel()]).amax()
@@ -136,7 +138,7 @@ def zeroing(
         return tree.map(lambda leaf: torch.where(kept, leaf, 0.0), update), notes
 
     return Upload(
-        "zeroing()",
+        f"zeroing(quantile={quantile:g}, initial={initial:g}, lr={lr:g}, multiplier={multiplier:g}, offset={offset:g})",
         apply,
         lambda: {"z": float(initial)},
         lambda state, notes: {"z": _geometric(state["z"], notes["below"], quantile, lr)},

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom import tree
-from fedloom.errors import FedloomError, choose
+from fedloom.errors import FedloomError, choose, positive
 from fedloom.types import Evidence, Needs, PartState
 
 Shape = Callable[[int, "int | Tensor"], "float | Tensor"]
@@ -65,6 +65,8 @@ def uniform() -> Weighting:
 
 
 def _base(weighting: Weighting) -> Callable[[Evidence], Tensor]:
+    if not isinstance(weighting, Weighting):
+        raise FedloomError(f"weighting: expected fl.by_examples() or fl.uniform(), got {weighting!r}")
     local = weighting.local
     if local is None or weighting.needs != "meta":
         raise FedloomError(f"weighting: expected fl.by_examples() or fl.uniform() as a base, got {weighting!r}")
@@ -79,6 +81,7 @@ def by_angle(alpha: float = 5.0, smoothing: str = "count", base: Weighting | Non
     """
     if smoothing not in ("count", "round"):
         raise choose("smoothing", smoothing, ["count", "round"])
+    positive("fedadp alpha", alpha)
     size = _base(base or by_examples())
 
     def init(population: int) -> PartState:
@@ -150,7 +153,8 @@ def by_effective_steps(
         length = evidence.steps.double() if proximal else torch.where(scale > 0, 1 / scale, 0.0)
         return p, tree.total(p * length) * scale, state
 
-    return Weighting(f"by_effective_steps(momentum={momentum:g})", weigh, local=local)
+    shown = f"momentum={momentum:g}, nesterov={nesterov}, proximal={proximal:g}, base={base or by_examples()!r}"
+    return Weighting(f"by_effective_steps({shown})", weigh, local=local)
 
 
 @lru_cache(maxsize=4096)

@@ -98,7 +98,8 @@ def test_section_builds_what_the_constructor_builds(name: str) -> None:
         direct.work,
         direct.name,
     ]
-    assert repr(built.combine).replace(", base=by_examples()", "") == repr(direct.combine)
+    plain = [repr(part.combine).replace(", base=by_examples()", "") for part in (built, direct)]
+    assert plain[0] == plain[1]
 
 
 def test_client_optimizers_are_those_of_the_library() -> None:
@@ -435,7 +436,7 @@ def test_find_takes_ids_and_paths(tmp_path: Path) -> None:
 
 def test_zeroing_comes_before_clipping_and_glad_goes_around() -> None:
     built = build_algorithm(section("fedadam", zeroing=True, clip=2.0, glad={"gamma": 0.5}, weighting="uniform"))
-    assert repr(built.upload) == "chain(zeroing(), clip(2))"
+    assert repr(built.upload).startswith("chain(zeroing(") and repr(built.upload).endswith("), clip(2))")
     assert repr(built.server).startswith("chain(glad(beta=0.9, gamma=0.5, grouping='group'), chain(adam(")
     assert (built.name, repr(built.combine)) == ("fedglad(fedadam)", "uniform()")
 

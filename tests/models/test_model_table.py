@@ -89,7 +89,7 @@ def test_output_has_its_shape_and_every_trainable_leaf_a_gradient(name: str) -> 
     # No batch norm statistics of two rows, no dropout: what is left is the model's own.
     key = torch.zeros((), dtype=torch.int64)
     scored = replace(made, loss=loss)
-    gradient, value, _ = plain_gradient(scored, made.params, made.buffers, case.x, target, None, key)
+    gradient, value, *_ = plain_gradient(scored, made.params, made.buffers, case.x, target, None, key)
     assert value.isfinite()
     for leaf, g in gradient.items():
         assert g.isfinite().all() and g.any(), leaf

@@ -94,7 +94,7 @@ class FederatedData:
         }
         digest = hashlib.sha256()
         for part, features in parts.items():
-            for leaf, tensor in _leaves(features):
+            for leaf, tensor in named_leaves(features):
                 digest.update(f"{part}/{leaf}: {tensor.dtype} {tuple(tensor.shape)}\n".encode())
                 digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         if self.augment is not None:
@@ -167,7 +167,7 @@ def count(features: Features) -> int:
     >>> count((torch.zeros(3, 2), torch.zeros(3)))
     3
     """
-    sizes = {leaf: len(tensor) if tensor.ndim else None for leaf, tensor in _leaves(features)}
+    sizes = {leaf: len(tensor) if tensor.ndim else None for leaf, tensor in named_leaves(features)}
     if not sizes:
         raise FedloomError("features: expected at least one tensor, got none")
     first, rows = next(iter(sizes.items()))
@@ -187,7 +187,7 @@ def _map(function: Callable[[Tensor], Tensor], features: Features) -> Features:
     return function(features)
 
 
-def _leaves(features: Features) -> Iterator[tuple[str, Tensor]]:
+def named_leaves(features: Features) -> Iterator[tuple[str, Tensor]]:
     """Every tensor with its name, in an order that does not depend on a dictionary's."""
     if isinstance(features, dict):
         yield from ((repr(name), features[name]) for name in sorted(features))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom import random, tree
-from fedloom.data.federated import Features, take
+from fedloom.data.federated import Features, named_leaves, take
 from fedloom.dropout import SeededDropout
 from fedloom.errors import FedloomError, choose
 from fedloom.executors.job import Assignment, Job, Trained
@@ -51,20 +51,21 @@ def resolve(job: Job, executor: str, chunk: int | None, cohort: int) -> tuple[Jo
     job = dataclasses.replace(job, draws=draws, rows_independent=not draws and _rows_independent(job))
     if executor == "loop":
         return job, Choice("loop", 1, "asked for")
+    uncounted = ""
     obstacle = "its forward draws random numbers other than dropout's" if draws else _obstacle(job)
     if obstacle is not None and not draws and job.functional.metrics:
         plain = dataclasses.replace(job, functional=dataclasses.replace(job.functional, metrics={}))
         if _obstacle(plain) is None:  # only a metric is in the way: the stack trains without counting it
-            job, obstacle = plain, None
+            job, obstacle, uncounted = plain, None, f"; metrics are not counted in training: {obstacle}"
     if obstacle is not None:
         why = f"{type(job.functional.module).__name__} cannot be stacked: {obstacle}"
         if executor == "vectorized":
             warnings.warn(f"executor='vectorized': {why}; running the loop", stacklevel=3)
         return job, Choice("loop", 1, why)
     if executor == "vectorized":
-        return job, Choice("vectorized", job.chunk, "asked for")
+        return job, Choice("vectorized", job.chunk, f"asked for{uncounted}")
     stacked, why = _rule(job, cohort)
-    return job, Choice("vectorized", job.chunk, why) if stacked else Choice("loop", 1, why)
+    return job, Choice("vectorized", job.chunk, f"{why}{uncounted}") if stacked else Choice("loop", 1, why)
 
 
 def _rule(job: Job, cohort: int) -> tuple[bool, str]:
@@ -101,11 +102,24 @@ def _draws(job: Job) -> bool:
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         try:
             _losses(job, take(job.data.x, index), index)
+        except FedloomError:
+            raise
         except ValueError:
             return False  # batch norm on one value: the training itself will say which client
+        except (RuntimeError, IndexError, TypeError) as error:
+            raise FedloomError(_mismatch(job, error)) from error
         after = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         changed = any(not torch.equal(a, b) for a, b in zip(cuda, after, strict=True))
         return changed or not torch.equal(before, torch.random.get_rng_state())
+
+
+def _mismatch(job: Job, error: Exception) -> str:
+    """The first forward failed: what the model and the loss were given, and what torch said."""
+    given = [leaf for part in (job.data.x, job.data.y) for _, leaf in named_leaves(part)]
+    shown = ", ".join(f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape[1:])}" for leaf in given)
+    said = shorten(str(error).strip().splitlines()[0], 160, placeholder=" ...")
+    name = type(job.functional.module).__name__
+    return f"Task: {name} and its loss failed on examples of {job.data.name} ({shown}): {said}"
 
 
 def _rows_independent(job: Job) -> bool:
@@ -154,7 +168,8 @@ def _losses(job: Job, x: Features, index: Tensor, drop: float | None = None) -> 
     functional.module.train()
     with SeededDropout(key, drop):
         buffers = tree.map(torch.clone, functional.buffers)
-        output = functional.output(functional.params, buffers, x)
+        augmented = x if functional.augment is None else functional.augment(x, key)
+        output = functional.output(functional.params, buffers, augmented)
     return functional.loss(output, take(job.data.y, index))
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedloom import tree
 from fedloom.errors import FedloomError
+from fedloom.schedule import Schedule
 from fedloom.types import Info, Params, PartState
 from fedloom.upload import Upload
 
@@ -31,6 +32,7 @@ class Transform:
     update: Update
     init: Init = _no_state
     resolve: Callable[[float], Transform] | None = None  # what becomes of it once an 'estimate' is known
+    rates: Schedule | None = None  # the learning rate in it
 
     def then(self, *others: Transform) -> Transform:
         if not others:
@@ -51,8 +53,9 @@ class Transform:
             first, *rest = (part.resolve(estimate) if part.resolve else part for part in parts)
             return first.then(*rest)
 
-        pending = any(part.resolve for part in parts)
-        return Transform(f"chain({', '.join(part.name for part in parts)})", update, init, resolve if pending else None)
+        pending = resolve if any(part.resolve for part in parts) else None
+        rates = next((part.rates for part in reversed(parts) if part.rates is not None), None)
+        return Transform(f"chain({', '.join(part.name for part in parts)})", update, init, pending, rates)
 
     def __repr__(self) -> str:
         return self.name
@@ -100,6 +103,8 @@ def from_torch(optimizer: type[torch.optim.Optimizer], **options: Any) -> Transf
     >>> from_torch(torch.optim.SGD, lr=0.5)
     from_torch(SGD, lr=0.5)
     """
+    if not isinstance(optimizer, type):
+        raise FedloomError(f"from_torch: expected a class such as torch.optim.SGD, got {optimizer!r}")
     shown = "".join(f", {name}={value!r}" for name, value in options.items())
     name = f"from_torch({optimizer.__name__}{shown})"
 

@@ -43,6 +43,7 @@ def add_dynamic(alpha: float) -> Transform:
 
 def add_weight_decay(decay: float) -> Transform:
     """decay x: before an optimizer L2 regularisation, after it decoupled decay (AdamW)."""
+    non_negative("client_weight_decay", decay)
     return stateless(
         f"add_weight_decay({decay:g})", lambda g, params, info: tree.map(lambda g, x: g + decay * x, g, params)
     )
@@ -62,11 +63,15 @@ def clip_gradient(norm: float) -> Transform:
 
 
 def drift(alpha: float) -> Transform:
-    """FedDyn's server: h = h + alpha (M / N) mean g; step g + h / alpha. Under FedGLAD h reads the unscaled mean."""
+    """FedDyn's server: h = h + (alpha / N) sum_S g_k; step g + h / alpha.
+
+    h reads the raw updates, as the clients' q_k do, so that it stays their mean over the population whatever is
+    clipped, weighted or scaled. Without a memory that has them summed it takes them for M times the mean.
+    """
 
     def update(g: Params, state: PartState, params: Params, info: Info) -> tuple[Params, PartState, Info]:
-        share = alpha * info.admitted / info.population
-        h = tree.map(lambda h, raw: h + share * raw, state["h"], info.raw)
+        sums = info.sums.get("update") or tree.map(lambda raw: info.admitted * raw, info.raw)
+        h = tree.map(lambda h, total: h + alpha / info.population * total, state["h"], sums)
         step = tree.map(lambda g, h: g + h / alpha, g, h)
         raw = tree.map(lambda g, h: g + h / alpha, info.raw, h)
         return step, {"h": h}, replace(info, raw=raw)

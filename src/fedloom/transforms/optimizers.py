@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ def scale(rate: Rate, what: str = "rate") -> Transform:
         eta = schedule(info.round, info.step, info.steps)
         return tree.map(lambda leaf: leaf * (eta.to(leaf.dtype) if isinstance(eta, Tensor) else eta), g)
 
-    return stateless(f"scale({schedule})", apply)
+    return replace(stateless(f"scale({schedule})", apply), rates=schedule)
 
 
 def momentum(beta: float = 0.9, variant: str = "heavyball") -> Transform:
@@ -51,9 +52,10 @@ def momentum(beta: float = 0.9, variant: str = "heavyball") -> Transform:
 
 def adagrad(tau: float = 1e-3, initial_accumulator: float | str | None = None, beta1: float = 0.0) -> Transform:
     """FedAdagrad's server (Reddi et al. 2020): v = v + g^2; m = beta1 m + (1 - beta1) g; step m / (sqrt(v) + tau)."""
-    non_negative("adagrad tau", tau)
+    _moments(beta1, 0.0, tau)
     return _adaptive(
         "adagrad",
+        f"beta1={beta1:g}, tau={tau:g}",
         lambda v, g: v + g * g,
         beta1,
         tau,
@@ -77,9 +79,10 @@ def adam(
     keras  sqrt(1 - beta2^s) / (1 - beta1^s) m / (sqrt(v) + tau)
     torch  (m / (1 - beta1^s)) / (sqrt(v / (1 - beta2^s)) + tau)
     """
-    fraction("beta2", beta2, below_one=True)
+    _moments(beta1, beta2, tau)
     return _adaptive(
         "adam",
+        f"beta1={beta1:g}, beta2={beta2:g}, tau={tau:g}",
         lambda v, g: beta2 * v + (1 - beta2) * g * g,
         beta1,
         tau,
@@ -97,9 +100,10 @@ def yogi(
     initial_accumulator: float | str | None = None,
 ) -> Transform:
     """FedYogi's server (Reddi et al. 2020): as Adam but v = v - (1 - beta2) g^2 sign(v - g^2)."""
-    fraction("beta2", beta2, below_one=True)
+    _moments(beta1, beta2, tau)
     return _adaptive(
         "yogi",
+        f"beta1={beta1:g}, beta2={beta2:g}, tau={tau:g}",
         lambda v, g: v - (1 - beta2) * g * g * torch.sign(v - g * g),
         beta1,
         tau,
@@ -116,12 +120,17 @@ def lars(beta: float = 0.9, eps: float = 1e-3, weight_decay: float = 0.0) -> Tra
     The trust ratio nearly cancels any scaling of g, FedGLAD's included.
     """
     fraction("beta", beta, below_one=True)
+    non_negative("eps", eps)
 
     def update(g: Params, state: PartState, params: Params, info: Info) -> tuple[Params, PartState, Info]:
         m = tree.map(lambda m, g, x: beta * m + (1 - beta) * (g + weight_decay * x), state["m"], g, params)
         return changed(tree.map(lambda m, x: _trust(x, m, eps) * m, m, params), {"m": m}, info)
 
-    return Transform(f"lars({beta:g}, eps={eps:g})", update, lambda params: {"m": tree.zeros_like(params)})
+    return Transform(
+        f"lars({beta:g}, eps={eps:g}, weight_decay={weight_decay:g})",
+        update,
+        lambda params: {"m": tree.zeros_like(params)},
+    )
 
 
 def lamb(beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-3, weight_decay: float = 0.0) -> Transform:
@@ -133,7 +142,7 @@ def lamb(beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-3, weight_deca
         u = tree.map(lambda u, x: u + weight_decay * x, u, params)
         return changed(tree.map(lambda u, x: _trust(x, u, 0.0) * u, u, params), state, info)
 
-    return Transform(f"lamb({beta1:g}, {beta2:g}, eps={eps:g})", update, moments.init)
+    return Transform(f"lamb({beta1:g}, {beta2:g}, eps={eps:g}, weight_decay={weight_decay:g})", update, moments.init)
 
 
 def normalize() -> Transform:
@@ -148,6 +157,7 @@ def normalize() -> Transform:
 
 def _adaptive(
     name: str,
+    settings: str,
     second_moment: Callable[[Tensor, Tensor], Tensor],
     beta1: float,
     tau: float,
@@ -158,8 +168,6 @@ def _adaptive(
     """What Adagrad, Adam and Yogi share: the first moment reads g, the second what FedGLAD leaves as it was."""
     if bias_correction not in BIAS_CORRECTIONS:
         raise choose("bias_correction", bias_correction, BIAS_CORRECTIONS)
-    fraction("beta1", beta1, below_one=True)
-    non_negative(f"{name} tau", tau)
     if initial != "estimate" and not (isinstance(initial, int | float) and initial >= 0):
         raise FedloomError(f"initial_accumulator: expected None, a number of at least 0 or 'estimate', got {initial!r}")
 
@@ -189,21 +197,26 @@ def _adaptive(
 
         return changed(tree.map(step, m, v), {"m": m, "v": v, "count": count}, info)
 
-    shown = f"beta1={beta1:g}, tau={tau:g}, bias_correction={bias_correction!r}, initial_accumulator={initial!r}"
+    shown = f"{settings}, bias_correction={bias_correction!r}, initial_accumulator={initial!r}"
     resolve = None
     if initial == "estimate":
 
         def resolve(estimate: float) -> Transform:
-            return _adaptive(name, second_moment, beta1, tau, bias_correction, estimate, second_correction)
+            return _adaptive(name, settings, second_moment, beta1, tau, bias_correction, estimate, second_correction)
 
     return Transform(f"{name}({shown})", update, init, resolve)
+
+
+def _moments(beta1: float, beta2: float, tau: float) -> None:
+    fraction("beta1", beta1, below_one=True)
+    fraction("beta2", beta2, below_one=True)
+    non_negative("tau", tau)
 
 
 def _accumulator(initial: float | str | None, tau: float, bias_correction: str) -> float | str:
     """tau^2 where the step has no bias correction (Reddi et al.'s algorithm), else 0 (the official code)."""
     if initial is not None:
         return initial
-    non_negative("tau", tau)
     return tau**2 if bias_correction == "none" else 0.0
 
 
