@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from fedloom import __version__, cli, errors
 from fedloom.experiments import registry, runner
-from fedloom.experiments.sections import ALGORITHMS
+from fedloom.experiments.algorithm_sections import ALGORITHMS
 
 TINY = """
 name = "tiny"

@@ -102,31 +102,31 @@ def list_(
     fedloom list
     fedloom list --json
     """
-    from fedloom.experiments import sections
+    from fedloom.experiments import algorithm_sections, data_sections
     from fedloom.experiments.registry import titles
     from fedloom.models import MODELS
 
     if as_json:
         found = {
             "experiments": [{"id": name, "title": title} for name, title in titles().items()],
-            "algorithms": sorted([*sections.ALGORITHMS, "fedglad"]),
-            "datasets": sorted(sections.DATASETS),
+            "algorithms": sorted([*algorithm_sections.ALGORITHMS, "fedglad"]),
+            "datasets": sorted(data_sections.DATASETS),
             "models": sorted(MODELS),
         }
         typer.echo(json.dumps(found, indent=2))
         return
-    shared = {"name", *sections.Trained.model_fields, "server_lr", "server"}
+    shared = {"name", *algorithm_sections.Trained.model_fields, "server_lr", "server"}
     algorithms = {
         name: _keywords({key: field for key, field in section.model_fields.items() if key not in shared})
-        for name, section in sections.ALGORITHMS.items()
+        for name, section in algorithm_sections.ALGORITHMS.items()
     }
     console = _console()
     _columns(console, "experiments", titles())
     _columns(console, "algorithms", {**algorithms, "fedglad": "around any of them: glad = true"})
-    _columns(console, "datasets", sections.DATASETS)
+    _columns(console, "datasets", data_sections.DATASETS)
     partitions = {
         name: _keywords({key: field for key, field in section.model_fields.items() if key not in ("name", "partition")})
-        for name, section in sections.PARTITIONS.items()
+        for name, section in data_sections.PARTITIONS.items()
     }
     _columns(console, "partitions", partitions)
     _columns(console, "models", {name: entry.about for name, entry in MODELS.items()})
@@ -218,7 +218,7 @@ def _columns(console: Console, title: str, rows: dict[str, str]) -> None:
 def _keywords(fields: dict[str, Any]) -> str:
     """Keys with their defaults, as a file would have them.
 
-    >>> from fedloom.experiments.sections import FedAvgM
+    >>> from fedloom.experiments.algorithm_sections import FedAvgM
     >>> _keywords({"variant": FedAvgM.model_fields["variant"]})
     "variant = 'heavyball'"
     """

@@ -6,8 +6,9 @@ import shutil
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import fedloom as fl
 from fedloom.data.augment import Augmentation, cutout, whiten
 from fedloom.data.pictures import CHANNELS, STYLES
 from fedloom.random import key
@@ -115,3 +116,25 @@ def test_compiled_as_one_graph() -> None:
     recipe, x, keys = RANDOM["cifar10-glad"], pictures(3, 4), key(0, 2, torch.arange(3), "augment")
     stacked = torch.func.vmap(lambda batch, one: recipe(batch, one))
     torch.testing.assert_close(torch.compile(stacked, fullgraph=True)(x, keys), stacked(x, keys))
+
+
+@pytest.mark.parametrize("name", list(RANDOM))
+def test_training_is_the_same_in_the_loop_and_in_the_stack(name: str) -> None:
+    """Clients of different sizes, so that rows are padded; the model sees what the recipe makes of them."""
+    recipe = RANDOM[name]
+    x = pictures(27).double()
+    y = torch.arange(27) % 3
+    parts = [list(range(4)), list(range(4, 16)), list(range(16, 27))]
+    data = fl.federate(x, y, parts, test=(recipe.plain(x), y), augment=recipe)
+    flat = recipe.plain(x).flatten(1).shape[1]
+    task = fl.Task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(flat, 3)))
+    runs = [
+        fl.simulate(task, data, fl.fedavg(0.01), 2, 3, batch_size=5, executor=executor, dtype=torch.float64)
+        for executor in ("loop", "vectorized")
+    ]
+    assert runs[1].resolved["executor"] == "vectorized"
+    torch.testing.assert_close(runs[0].params, runs[1].params, rtol=1e-9, atol=1e-12)
+    plain = fl.simulate(
+        task, fl.federate(recipe.plain(x), y, parts), fl.fedavg(0.01), 2, 3, batch_size=5, dtype=torch.float64
+    )
+    assert not torch.allclose(plain.params["1.weight"], runs[0].params["1.weight"])

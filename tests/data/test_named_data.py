@@ -18,7 +18,7 @@ from fedloom.data.catalog import load
 from fedloom.data.federated import FederatedData
 from fedloom.data.releases import RELEASES
 from fedloom.errors import FedloomError
-from fedloom.experiments.sections import Dirichlet
+from fedloom.experiments.data_sections import Dirichlet
 
 
 def small_load(name: str, folder: Path, **options: Any) -> FederatedData:

@@ -13,10 +13,13 @@ from pydantic import ValidationError
 from fedloom import algorithms, models, schedule, upload
 from fedloom.data import catalog, partition
 from fedloom.errors import FedloomError
-from fedloom.experiments import registry, sections
+from fedloom.experiments import registry
+from fedloom.experiments.algorithm_sections import ALGORITHMS, SCHEDULES, TORCH_OPTIMIZERS, AlgorithmSection
 from fedloom.experiments.build import build_algorithm, build_data, build_task, check_device
+from fedloom.experiments.data_sections import DATASETS, PARTITIONS
+from fedloom.experiments.model_sections import MODELS
 from fedloom.experiments.schema import Experiment, read
-from fedloom.experiments.sections import ALGORITHMS, DATASETS, MODELS, PARTITIONS, SCHEDULES, TORCH_OPTIMIZERS
+from fedloom.experiments.section import Section
 from fedloom.transforms import corrections
 
 TEXT = """
@@ -45,9 +48,9 @@ def needed(name: str) -> dict[str, Any]:
     return ({} if name == "fedsgd" else {"client_lr": 0.1}) | NEEDED.get(name, {})
 
 
-def section(name: str, **keys: Any) -> sections.AlgorithmSection:
+def section(name: str, **keys: Any) -> AlgorithmSection:
     made = ALGORITHMS[name].model_validate({"name": name, **needed(name), **keys})
-    assert isinstance(made, sections.AlgorithmSection)
+    assert isinstance(made, AlgorithmSection)
     return made
 
 
@@ -56,7 +59,7 @@ def own_parameters(function: Any) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in found.items() if p.kind is not inspect.Parameter.VAR_KEYWORD}
 
 
-def assert_same_defaults(model: type[sections.Section], parameters: dict[str, inspect.Parameter]) -> None:
+def assert_same_defaults(model: type[Section], parameters: dict[str, inspect.Parameter]) -> None:
     for name, parameter in parameters.items():
         field = model.model_fields[name]
         if parameter.default is inspect.Parameter.empty:
@@ -192,7 +195,7 @@ def test_model_sections_and_entries(name: str) -> None:
         (sections.Glad, corrections.glad),
     ],
 )
-def test_slot_sections(model: type[sections.Section], function: Any) -> None:
+def test_slot_sections(model: type[Section], function: Any) -> None:
     assert set(model.model_fields) == set(own_parameters(function))
     assert_same_defaults(model, own_parameters(function))
 

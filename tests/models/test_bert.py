@@ -11,7 +11,7 @@ import torch
 from fedloom import models
 from fedloom.dropout import SeededDropout
 from fedloom.errors import FedloomError
-from fedloom.experiments import sections
+from fedloom.experiments import model_sections
 
 INSTALLED = importlib.util.find_spec("transformers") is not None
 needs_transformers = pytest.mark.skipif(not INSTALLED, reason="transformers is not installed")
@@ -28,8 +28,8 @@ def test_without_the_package_the_extra_is_named() -> None:
 
 @pytest.mark.parametrize("source", ["some/folder", SMALL])
 def test_an_experiment_may_name_a_folder_or_a_configuration(source: object) -> None:
-    section = sections.MODELS["bert"].model_validate({"name": "bert", "source": source})
-    assert isinstance(section, sections.ModelSection) and section.options() == {"source": source}
+    section = model_sections.MODELS["bert"].model_validate({"name": "bert", "source": source})
+    assert isinstance(section, model_sections.ModelSection) and section.options() == {"source": source}
 
 
 @needs_transformers

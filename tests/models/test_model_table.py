@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedloom import models
 from fedloom.errors import FedloomError
-from fedloom.experiments import sections
+from fedloom.experiments import model_sections
 from fedloom.functional import Functional, plain_gradient
 from fedloom.task import Task, accuracy, cross_entropy, squared_error
 
@@ -177,8 +177,8 @@ def test_every_public_name_is_there() -> None:
 def test_what_a_file_may_say_can_be_built(name: str) -> None:
     entry = models.MODELS[name]
     required = {key: 7 for key, default in entry.options if default is models.REQUIRED}
-    section = sections.MODELS[name].model_validate({"name": name, **required})
-    assert isinstance(section, sections.ModelSection)
+    section = model_sections.MODELS[name].model_validate({"name": name, **required})
+    assert isinstance(section, model_sections.ModelSection)
     sizes = {"inputs": 784, "classes": 10}
     with torch.device("meta"):
         assert isinstance(entry.load()(**{size: sizes[size] for size in entry.sizes}, **section.options()), nn.Module)

@@ -18,8 +18,11 @@ from fedloom.algorithm import Algorithm, replace
 from fedloom.data import catalog
 from fedloom.data.federated import FederatedData
 from fedloom.errors import FedloomError, choose
+from fedloom.experiments.algorithm_sections import AlgorithmSection, TorchServer
+from fedloom.experiments.data_sections import DataSection
+from fedloom.experiments.model_sections import ModelSection
 from fedloom.experiments.schema import Doubling, SystemSection
-from fedloom.experiments.sections import AlgorithmSection, DataSection, ModelSection, Section, TorchServer
+from fedloom.experiments.section import Section
 from fedloom.models import MODELS, penalty
 from fedloom.sampling import doubling
 from fedloom.schedule import Rate
@@ -33,7 +36,7 @@ _SLOTS = {"name", "label", "clip", "adaptive_clip", "zeroing", "glad", "server"}
 def build_algorithm(spec: AlgorithmSection) -> Algorithm:
     """The constructor's algorithm, with the upload slot, the server slot and FedGLAD as the table asks.
 
-    >>> from fedloom.experiments.sections import FedAvg
+    >>> from fedloom.experiments.algorithm_sections import FedAvg
     >>> build_algorithm(FedAvg(name="fedavg", client_lr=0.1, clip=1.0, glad=True)).upload
     clip(1)
     """

@@ -19,15 +19,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from pydantic_core import ErrorDetails
 
 from fedloom.errors import FedloomError, choose
-from fedloom.experiments.sections import (
-    ALGORITHMS,
-    MODELS,
-    PARTITIONS,
-    SCHEDULES,
-    AlgorithmSection,
-    AnyAlgorithm,
-    AnyData,
-    AnyModel,
+from fedloom.experiments.algorithm_sections import ALGORITHMS, SCHEDULES, AlgorithmSection, AnyAlgorithm
+from fedloom.experiments.data_sections import PARTITIONS, AnyData
+from fedloom.experiments.model_sections import MODELS, AnyModel
+from fedloom.experiments.section import (
     Count,
     Described,
     Expected,

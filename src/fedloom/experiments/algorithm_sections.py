@@ -1,14 +1,13 @@
-"""The tables of an experiment file, one small model each: what a key may be, in words that an error can repeat.
+"""The [[algorithms]] tables, one small model per constructor, and the schedules their rates may follow.
 
 Nothing here imports torch: a typing mistake is answered before anything heavy is loaded. Names, types and defaults
-follow `fedloom.algorithms`, `fedloom.schedule`, `fedloom.data` and `fedloom.models`; tests hold them together.
+follow `fedloom.algorithms` and `fedloom.schedule`; tests hold them together.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -16,17 +15,27 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
-    GetCoreSchemaHandler,
     Tag,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
     model_validator,
 )
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import PydanticCustomError
 
-from fedloom.data.releases import RELEASES
-
-DATASETS = {name: release.about for name, release in RELEASES.items()}
+from fedloom.experiments.section import (
+    Count,
+    Decay,
+    Described,
+    Expected,
+    NonNegative,
+    Number,
+    Positive,
+    Section,
+    Seed,
+    Share,
+    Text,
+    Unbounded,
+    by_name,
+    mistake,
+)
 
 # What each torch optimizer takes, as `server = { torch = "SGD", lr = 0.5 }`; its speed switches are left out.
 TORCH_OPTIMIZERS = {
@@ -42,73 +51,6 @@ TORCH_OPTIMIZERS = {
     "Rprop": ("lr", "etas", "step_sizes"),
     "SGD": ("lr", "momentum", "dampening", "weight_decay", "nesterov"),
 }
-
-
-def mistake(expected: str, key: str | None = None, got: Any = None) -> PydanticCustomError:
-    """The error of a value that is not what was expected; `key` names a key inside the table it is raised for."""
-    context: dict[str, Any] = {"expected": expected}
-    if key is not None:
-        context |= {"key": key, "got": got}
-    return PydanticCustomError("expected", "expected {expected}", context)
-
-
-@dataclass(frozen=True)
-class Described:
-    """Says in words what a value may be, for when it is missing."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Expected(Described):
-    """Says in words what a value may be, whichever way it is not."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        def check(value: Any, inner: ValidatorFunctionWrapHandler) -> Any:
-            try:
-                return inner(value)
-            except ValidationError:
-                raise mistake(self.text) from None
-
-        return core_schema.no_info_wrap_validator_function(check, handler(source))
-
-
-class Section(BaseModel):
-    """A table whose keys are all known."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_and_complete(cls, value: Any) -> Any:
-        if isinstance(value, cls):
-            return value
-        if not isinstance(value, dict):
-            raise mistake("a table")
-        known = cls.known_keys(value)
-        for key in value:
-            if key not in known:
-                raise PydanticCustomError("unknown_key", "unknown key", {"key": str(key), "allowed": known})
-        for key, field in cls.model_fields.items():
-            if field.is_required() and key not in value:
-                texts = (part.text for part in field.metadata if isinstance(part, Described))
-                raise mistake(next(texts, "a value"), key)
-        return value
-
-    @classmethod
-    def known_keys(cls, value: dict[str, Any]) -> list[str]:
-        return list(cls.model_fields)
-
-
-Count = Annotated[int, Field(ge=1), Expected("a whole number of at least 1")]
-Seed = Annotated[int, Field(ge=0), Expected("a whole number of at least 0")]
-Number = Annotated[float, Expected("a number")]
-Positive = Annotated[float, Field(gt=0), Expected("a number above 0")]
-NonNegative = Annotated[float, Field(ge=0), Expected("a number of at least 0")]
-Unbounded = Annotated[float, Field(ge=0, allow_inf_nan=True), Expected("a number of at least 0, or inf")]
-Share = Annotated[float, Field(ge=0, le=1), Expected("a number in [0, 1]")]
-Decay = Annotated[float, Field(ge=0, lt=1), Expected("a number in [0, 1)")]
-Text = Annotated[str, Field(min_length=1), Expected("some text")]
 
 
 # Schedules ------------------------------------------------------------------------------------------------------------
@@ -392,209 +334,5 @@ AnyAlgorithm: TypeAlias = Annotated[
     Field(discriminator="name"),
 ]
 
-
-# Data -----------------------------------------------------------------------------------------------------------------
-
-
-class DataSection(Section):
-    """A data set and how it is dealt to clients; the keys beside these are the partitioner's and the data set's own."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: Annotated[str, Expected(f"the name of a data set: {', '.join(DATASETS)}")]
-    partition: str
-    clients: Count | None = None
-    seed: Seed = 0
-
-    @model_validator(mode="after")
-    def _known_data(self) -> Self:
-        if self.name not in DATASETS:
-            context = {"key": "name", "got": self.name, "allowed": list(DATASETS)}
-            raise PydanticCustomError("choice", "unknown data set", context)
-        return self
-
-    @classmethod
-    def known_keys(cls, value: dict[str, Any]) -> list[str]:
-        release = RELEASES.get(str(value.get("name")))
-        return [*cls.model_fields, *(release.options if release else ())]
-
-    def options(self) -> dict[str, Any]:
-        """The partitioner's own options, and the data set's."""
-        return self.model_dump(exclude={"name", "partition", "clients", "seed"}, exclude_none=True)
-
-
-class Dealt(DataSection):
-    """A partition into a number of clients that must be told."""
-
-    clients: Count
-
-
-class IID(Dealt):
-    partition: Literal["iid"]
-
-
-class Natural(DataSection):
-    partition: Literal["natural"]
-
-
-class Dirichlet(Dealt):
-    partition: Literal["dirichlet"]
-    alpha: Unbounded
-    concentration: Literal["alpha*p", "alpha"] = "alpha*p"
-    prior: Annotated[
-        Literal["uniform", "frequency"] | list[Annotated[float, Field(ge=0)]],
-        Expected("'uniform', 'frequency', or a list of numbers, one per class"),
-    ] = "uniform"
-
-
-class DirichletFedNLP(Dealt):
-    partition: Literal["dirichlet_fednlp"]
-    alpha: Positive
-
-
-class Pachinko(Dealt):
-    partition: Literal["pachinko"]
-    per_client: Count
-    alpha: Positive = 0.1
-    beta: Positive = 10.0
-
-
-class ClassMix(DataSection):
-    partition: Literal["class_mix"]
-    iid: Seed = 3
-    skewed: Seed = 7
-    classes: Count = 1
-    per_client: Count = 600
-    case: Literal[1, 2] | None = None
-
-
-class Shards(Dealt):
-    partition: Literal["shards"]
-    shards_per_client: Count = 2
-
-
-class Blocks(Dealt):
-    partition: Literal["blocks"]
-    blocks_per_client: Count = 1
-
-
-AnyData: TypeAlias = Annotated[
-    IID | Natural | Dirichlet | DirichletFedNLP | Pachinko | ClassMix | Shards | Blocks,
-    Field(discriminator="partition"),
-    Described("a [data] table with name, partition and clients"),
-]
-
-
-# Models ---------------------------------------------------------------------------------------------------------------
-
-
-class ModelSection(Section):
-    """A model; the sizes of its input and output are the data's."""
-
-    name: str
-
-    def options(self) -> dict[str, Any]:
-        """The keywords of its constructor."""
-        return self.model_dump(exclude={"name"}, exclude_none=True)
-
-
-class Logistic(ModelSection):
-    name: Literal["logistic"]
-
-
-class MLP(ModelSection):
-    name: Literal["mlp"]
-    hidden: Annotated[list[Count], Expected("a list of whole numbers, one per hidden layer, such as [200, 200]")] = (
-        Field(default=[200, 200])
-    )
-
-
-class Autoencoder(ModelSection):
-    name: Literal["autoencoder"]
-    bottleneck: Literal["linear", "sigmoid"] = "linear"
-
-
-class TagPredictor(ModelSection):
-    name: Literal["tag_predictor"]
-    words: Count = 10_000
-    tags: Count = 500
-
-
-class EmnistCNN(ModelSection):
-    name: Literal["emnist_cnn"]
-    init: Literal["keras", "torch"] = "keras"
-
-
-class MnistCNN(ModelSection):
-    name: Literal["mnist_cnn"]
-    init: Literal["keras", "torch"] = "keras"
-
-
-class Cifar10CNN(ModelSection):
-    name: Literal["cifar10_cnn"]
-    size: Count = 24
-    norm: Literal["lrn", "batch"] = "lrn"
-
-
-class ResNet18GN(ModelSection):
-    name: Literal["resnet18_gn"]
-    variant: Literal["tff", "standard"] = "tff"
-    groups: Annotated[Literal[1, 2, 4, 8, 16, 32, 64], Expected("a divisor of 64")] = 2
-
-
-class ResNet56(ModelSection):
-    name: Literal["resnet56"]
-    variant: Literal["fedml", "he"] = "fedml"
-
-
-class ShakespeareLSTM(ModelSection):
-    name: Literal["shakespeare_lstm"]
-    vocabulary: Count = 90
-
-
-class StackOverflowLSTM(ModelSection):
-    name: Literal["stackoverflow_lstm"]
-    vocabulary: Count = 10_004
-
-
-class BiLSTM(ModelSection):
-    name: Literal["bilstm"]
-    embedding: Annotated[int, Field(ge=1), Expected("the number of words, a whole number of at least 1")]
-
-
-class Bert(ModelSection):
-    name: Literal["bert"]
-    source: Annotated[
-        Annotated[str, Field(min_length=1)] | dict[str, Any],
-        Expected("a folder, or a configuration such as { model_type = 'distilbert', n_layers = 2 }"),
-    ]
-
-
-AnyModel: TypeAlias = Annotated[
-    Logistic
-    | MLP
-    | Autoencoder
-    | TagPredictor
-    | EmnistCNN
-    | MnistCNN
-    | Cifar10CNN
-    | ResNet18GN
-    | ResNet56
-    | ShakespeareLSTM
-    | StackOverflowLSTM
-    | BiLSTM
-    | Bert,
-    Field(discriminator="name"),
-    Described("a [model] table with name"),
-]
-
-
-def _by_name(union: Any, key: str) -> dict[str, type[Section]]:
-    members = get_args(get_args(union)[0]) if hasattr(union, "__metadata__") else get_args(union)
-    return {get_args(member.model_fields[key].annotation)[0]: member for member in members}
-
-
-ALGORITHMS = _by_name(AnyAlgorithm, "name")
-PARTITIONS = _by_name(AnyData, "partition")
-MODELS = _by_name(AnyModel, "name")
-SCHEDULES = _by_name(ScheduleSection, "schedule")
+ALGORITHMS = by_name(AnyAlgorithm, "name")
+SCHEDULES = by_name(ScheduleSection, "schedule")
