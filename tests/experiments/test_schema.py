@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from fedloom import algorithms, models, schedule, upload
 from fedloom.data import catalog, partition
 from fedloom.errors import FedloomError
-from fedloom.experiments import registry
+from fedloom.experiments import algorithm_sections, registry
 from fedloom.experiments.algorithm_sections import ALGORITHMS, SCHEDULES, TORCH_OPTIMIZERS, AlgorithmSection
 from fedloom.experiments.build import build_algorithm, build_data, build_task, check_device
 from fedloom.experiments.data_sections import DATASETS, PARTITIONS
@@ -190,9 +190,9 @@ def test_model_sections_and_entries(name: str) -> None:
 @pytest.mark.parametrize(
     ("model", "function"),
     [
-        (sections.AdaptiveClip, upload.adaptive_clip),
-        (sections.Zeroing, upload.zeroing),
-        (sections.Glad, corrections.glad),
+        (algorithm_sections.AdaptiveClip, upload.adaptive_clip),
+        (algorithm_sections.Zeroing, upload.zeroing),
+        (algorithm_sections.Glad, corrections.glad),
     ],
 )
 def test_slot_sections(model: type[Section], function: Any) -> None:
