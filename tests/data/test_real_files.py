@@ -93,6 +93,9 @@ def test_a_strip_holds_pictures_of_the_release() -> None:
 def test_cifar100_is_the_release() -> None:
     real("cifar100")
     arrays = load("cifar100", partition="pachinko", clients=500, per_client=100)
+    assert arrays.client_test is not None
+    rows, offsets = arrays.client_test
+    assert offsets.diff().tolist() == [100] * 100 and len(rows.unique()) == 10_000  # clients of their own to test on
     assert labels(arrays) == ([500] * 100, [100] * 100)
     assert set(arrays.examples.tolist()) == {100}
     distinct = (label_counts(arrays) > 0).sum(1)

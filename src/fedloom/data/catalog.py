@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedloom.data import natural, pictures, texts
 from fedloom.data import partition as partitioners
@@ -139,7 +141,17 @@ def load(
         name=name,
         augment=source.augment,
     )
+    if partition == "pachinko" and source.test_tree is not None:
+        data = replace(data, client_test=_test_clients(*source.test_tree, seed, rest))
     return data if source.classes is None else replace(data, classes=source.classes)
+
+
+def _test_clients(fine: Ints, coarse: Ints, seed: int, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Clients to test on, allocated like those to train on but from the test rows (Reddi et al. 2020): 100 of 100."""
+    clients = max(1, len(fine) // options["per_client"])
+    parts = partitioners.pachinko(fine, coarse, clients, seed=seed, **options)
+    offsets = np.cumsum([0, *map(len, parts)])
+    return torch.from_numpy(np.concatenate(parts)), torch.from_numpy(offsets)
 
 
 def _client_test(source: Source) -> list[Ints] | None:

@@ -34,7 +34,7 @@ class FederatedData:
     offsets: Tensor
     test: tuple[Features, Features] | None = None
     client_test: tuple[Tensor, Tensor] | None = None
-    """Indices into the rows of `test` and their offsets: each client's own test rows."""
+    """Indices into the rows of `test` and their offsets: each client's own, or those of clients to test on."""
     name: str = "data"
     classes: int | None = None
     augment: Augment | None = None

@@ -215,7 +215,8 @@ def cifar100(
     x, x_test, augment = prepare("cifar100", arrays["train_x"], arrays["test_x"], **pixels)
     y, y_test = (arrays[f"{split}_{target}"].astype(np.int64) for split in ("train", "test"))
     fine, coarse = (arrays[f"train_{label}"].astype(np.int64) for label in ("fine", "coarse"))
-    return Source(x, y, test=(x_test, y_test), coarse=coarse, fine=fine, augment=augment)
+    below = arrays["test_fine"].astype(np.int64), arrays["test_coarse"].astype(np.int64)
+    return Source(x, y, test=(x_test, y_test), coarse=coarse, fine=fine, test_tree=below, augment=augment)
 
 
 def _cifar_arrays(name: str, folder: Folder, layout: str | None, verify: bool) -> Arrays:

@@ -19,6 +19,8 @@ class Source:
     coarse: Any = None
     fine: Any = None
     """The labels beneath `coarse`, where `y` is something else."""
+    test_tree: tuple[Any, Any] | None = None
+    """Fine and coarse labels of the test rows."""
     owners: Any = None
     test_owners: Any = None
     """Who owns the test rows; where training rows have the same owners, each client has test rows of its own."""
