@@ -176,7 +176,7 @@ def _one(
         return RunResult(run.label, run.seed, folder, seen, seconds, error), ""
     got = history.resolved
     threads = f"{got['threads']} thread{'s' if got['threads'] != 1 else ''}"
-    stack = f" {got['chunk']} at a time" if got.get("chunk") else ""
+    stack = f" {got['chunk']} at a time" if got["executor"] == "vectorized" else ""
     choice = f"executor: {got['executor']}{stack}, {got['device']}, {got['dtype']}, {threads}: {got['why']}"
     return RunResult(run.label, run.seed, folder, history.rounds, history.seconds), choice
 

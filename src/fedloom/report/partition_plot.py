@@ -11,12 +11,11 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from fedloom.data.federated import FederatedData
 from fedloom.data.skew import label_counts, label_skew
-from fedloom.report.plots import FAINT, INK, MIX, STYLE
+from fedloom.report.plots import FAINT, INK, MIX, STYLE, label_legend
 
 Counts = npt.NDArray[np.int64]
 SHOWN = 100  # bars that can still be told apart
@@ -72,20 +71,7 @@ def _legend(axes: Axes, colours: list[Any], classes: int) -> None:
         text = f"{classes} labels, coloured in their order"
         axes.text(0, 1.012, text, transform=axes.transAxes, color=_MUTED, va="bottom")
         return
-    handles = [Patch(color=colours[label], label=str(label)) for label in range(classes)]
-    axes.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(-0.01, 1.0),
-        ncols=classes,
-        frameon=False,
-        handlelength=0.9,
-        handleheight=0.9,
-        handletextpad=0.3,
-        columnspacing=0.9 if classes <= 10 else 0.45,
-        fontsize=13 if classes <= 10 else 10,
-        borderaxespad=0.2,
-    )
+    label_legend(axes, colours, classes, small=classes > 10)
 
 
 def _colours(classes: int) -> list[Any]:

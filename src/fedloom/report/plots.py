@@ -17,6 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from torch import Tensor
 
 from fedloom.data.federated import FederatedData
+from fedloom.data.skew import label_counts
 
 Floats = npt.NDArray[np.float64]
 Rounds = Sequence[Mapping[str, Any]]
@@ -166,19 +167,7 @@ def _mix(axes: Axes, data: FederatedData) -> None:
     axes.set_ylabel("client")
     axes.set_title(f"What the {clients:,} clients hold{', by label' if classes > 1 else ''}")
     if 1 < classes <= len(MIX):
-        handles = [Patch(color=colours[label], label=str(label)) for label in range(classes)]
-        axes.legend(
-            handles=handles,
-            loc="lower left",
-            bbox_to_anchor=(-0.01, 1.0),
-            ncols=classes,
-            frameon=False,
-            handlelength=0.9,
-            handleheight=0.9,
-            handletextpad=0.35,
-            columnspacing=0.9,
-            borderaxespad=0.2,
-        )
+        label_legend(axes, colours, classes)
     elif classes > 1:
         shown = f"{classes} classes, from dark (0) to light ({classes - 1})"
         axes.text(0, 1.02, shown, transform=axes.transAxes, color="#555555", va="bottom")
@@ -193,12 +182,25 @@ def _width(sizes: npt.NDArray[np.int64]) -> float:
     return usual if sizes.max() > 3 * usual else float(sizes.max())
 
 
+def label_legend(axes: Axes, colours: Sequence[Any], classes: int, small: bool = False) -> None:
+    """The labels' colours in a row above the bars."""
+    axes.legend(
+        handles=[Patch(color=colours[label], label=str(label)) for label in range(classes)],
+        loc="lower left",
+        bbox_to_anchor=(-0.01, 1.0),
+        ncols=classes,
+        frameon=False,
+        handlelength=0.9,
+        handleheight=0.9,
+        handletextpad=0.35,
+        columnspacing=0.45 if small else 0.9,
+        fontsize=10 if small else 13,
+        borderaxespad=0.2,
+    )
+
+
 def _label_counts(data: FederatedData) -> npt.NDArray[np.int64]:
     """How many rows of every class each client has, clients x classes; one column where rows have no class."""
-    sizes = data.examples.cpu().numpy()
     if data.classes is None or not isinstance(data.y, Tensor):
-        return sizes[:, None].astype(np.int64)
-    owner = np.repeat(np.arange(data.population), sizes)
-    labels = data.y.cpu()[data.indices.cpu()].numpy()
-    flat = np.bincount(owner * data.classes + labels, minlength=data.population * data.classes)
-    return flat.reshape(data.population, data.classes)
+        return data.examples.cpu().numpy()[:, None].astype(np.int64)
+    return label_counts(data)
