@@ -123,3 +123,8 @@ def test_a_forced_cohort_for_one_round_leaves_the_others() -> None:
     history = play(rounds=4, sampler=sampling.forced(inner, {2: [7, 0, 3]}))
     assert told == [*seen[:2], seen[3]]
     assert [record["admitted"] for record in history.rounds] == [4, 4, 3, 4]
+
+
+def test_a_forced_cohort_names_clients_there_are() -> None:
+    with pytest.raises(fl.FedloomError, match=r"round 1, forced cohort: expected ids in 0\.\.7, got \[0, 99\]"):
+        play(rounds=2, sampler=sampling.forced("uniform", {1: [99, 0]}))

@@ -33,7 +33,7 @@ from fedloom.rundir import RunDirectory
 from fedloom.sampling import Drawn, Sampler, as_sampler, cohort_size
 from fedloom.system import System
 from fedloom.task import Task
-from fedloom.types import Cohort, Needs, Params, Report
+from fedloom.types import Cohort, Needs, Params, PartState, Report
 
 EVALUATIONS = ("test", "train", "clients")
 CHEAP = 1000
@@ -168,10 +168,7 @@ def simulate(
             started = time.perf_counter()
             goal = cohort_size(cohort, data.population, t, most)
             here = torch.where(devices.available(draw_seed, t, data.population), used, 0)
-            if t in who.forced:
-                drawn = Drawn(who.forced[t])
-            else:
-                drawn = who.draw(random.key(draw_seed, t, 0, "cohort"), devices.asked(goal), here, sampling)
+            drawn = _draw(who, random.key(draw_seed, t, 0, "cohort"), t, devices.asked(goal), here, sampling)
             work = through[drawn.clients]
             reports = devices.reports(draw_seed, t, drawn.clients, work, goal)
             drawn = drawn.only(reports.mask)
@@ -182,12 +179,7 @@ def simulate(
             before = x, state
             x, state, report = algorithm.apply(x, state, arrivals, needs)
             lost = _lost(lost, report)
-            diverged = None
-            if (leaf := tree.first_nonfinite(x)) is not None:
-                diverged = Diverged(t, leaf)
-            elif len(lost) >= min(3, data.population):
-                diverged = Diverged(t, next(iter(lost.values())), "every client's model")
-            if diverged is not None:
+            if (diverged := _diverged(t, x, lost, data.population)) is not None:
                 history.params, history.state, history.buffers = before[0], before[1], before[1].buffers
                 run.keep(t, history, rows, sampling)
                 raise diverged
@@ -199,10 +191,8 @@ def simulate(
             record |= {"asked": len(reports.mask), "examples_processed": processed}
             if reports.seconds is not None:
                 record["simulated_seconds"] = reports.seconds
-            if alignment and report.clients.distance is not None:
-                apart = report.clients.distance[report.clients.admitted]
-                rate = algorithm.client_rates.rate(max(0, state.round - 1))
-                record["divergence"] = float(apart.mean()) / rate if rate else math.nan
+            if alignment:
+                record["divergence"] = _divergence(report, algorithm.client_rates.rate(before[1].round))
             evaluated = (t + 1) % every == 0 or t + 1 == rounds
             if evaluated:
                 record |= measure(t, x, state.buffers)
@@ -353,6 +343,33 @@ class _Records:
                 "versions": {"fedloom": __version__, "torch": torch.__version__, "python": platform.python_version()},
             }
         )
+
+
+def _draw(who: Sampler, key: Tensor, t: int, size: int, examples: Tensor, state: PartState) -> Drawn:
+    """The round's cohort: the sampler's draw, or the one that was forced."""
+    if t not in who.forced:
+        return who.draw(key, size, examples, state)
+    clients = who.forced[t]
+    if len(clients) and not 0 <= int(clients[0]) <= int(clients[-1]) < len(examples):
+        raise FedloomError(f"round {t}, forced cohort: expected ids in 0..{len(examples) - 1}, got {clients.tolist()}")
+    return Drawn(clients)
+
+
+def _divergence(report: Report, rate: float) -> float:
+    """The mean distance of the clients' gradients, -D / eta, to their mean (Wu and Wang 2021, figure 7)."""
+    distance = report.clients.distance
+    if distance is None or not rate:
+        return math.nan
+    return float(distance[report.clients.admitted].mean()) / rate
+
+
+def _diverged(t: int, params: Params, lost: dict[int, str], population: int) -> Diverged | None:
+    """The global model is not finite, or nobody is left whose own is."""
+    if (leaf := tree.first_nonfinite(params)) is not None:
+        return Diverged(t, leaf)
+    if len(lost) >= min(3, population):
+        return Diverged(t, next(iter(lost.values())), "every client's model")
+    return None
 
 
 def _lost(before: dict[int, str], report: Report) -> dict[int, str]:
