@@ -65,8 +65,11 @@ def _source(name: str, layout: str, found: Found, texts: Any, words: dict[str, A
 def _features(arrays: Arrays, split: str, options: dict[str, Any]) -> Any:
     if options["encode"] != "bag":
         return arrays[f"{split}_x"].astype(np.int64)
-    flat, starts, lengths = (arrays[f"{split}_{part}"] for part in ("words", "starts", "lengths"))
-    return torch.from_numpy(tokens.bags(flat, starts, lengths, int(arrays["size"][0])))
+    bags = arrays[f"{split}_x"]
+    if isinstance(bags, np.memmap) and bags.filename is not None:
+        # mapped once more, so that torch may take it for writable: a page that is written to becomes a copy
+        bags = np.memmap(bags.filename, bags.dtype, "c", bags.offset, bags.shape)
+    return torch.from_numpy(bags)
 
 
 def _checked(name: str, **words: Any) -> dict[str, Any]:
@@ -120,11 +123,8 @@ def vectorise(
     if not chosen:
         raise FedloomError(f"min_count: expected words that occur {min_count} times, got none: lower min_count")
     if encode == "bag":
-        arrays: Arrays = {"size": np.array([len(chosen)])}
-        for key, texts in split.items():
-            bag = tokens.bag_ids(texts, tokens.numbered(chosen))
-            arrays |= {f"{key}_{part}": value for part, value in zip(("words", "starts", "lengths"), bag, strict=True)}
-        return arrays
+        known = tokens.numbered(chosen)
+        return {f"{key}_x": tokens.bags(*tokens.bag_ids(texts, known), len(chosen)) for key, texts in split.items()}
     numbers = {word: number for number, word in enumerate(chosen, start=1)}
     return {f"{key}_x": _rows(texts, numbers, length) for key, texts in split.items()}
 
