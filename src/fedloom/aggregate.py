@@ -1,96 +1,115 @@
 """A cohort's updates become one pseudo-gradient, chunk by chunk, in float64, in an order that is part of the promise.
 
 Rows are added one after the other in ascending client order, and every other sum is a fold of elementwise additions
-(`tree.total`), so the result has the same bits however the cohort is cut, permuted or threaded.
+(`tree.total`), so the result has the same bits however the cohort is cut, permuted or threaded. A run cuts its cohort
+into lanes besides, whose sums are added as a tree: then it does not matter either which process adds which.
 Two plans: `meta` adds each row as it comes and keeps none; `alignment` keeps them, to compare each with their mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fedloom import gate, tree
+from fedloom import rows as row_sums
 from fedloom.errors import FedloomError
+from fedloom.lanes import Lanes
+from fedloom.ranks import Ranks
+from fedloom.readings import to_device
 from fedloom.tree import Layout
-from fedloom.types import ClientReport, Cohort, Evidence, Needs, Params, PartState, State
+from fedloom.types import Cohort, Evidence, Needs, Params, PartState, State
 from fedloom.upload import Upload
 from fedloom.weighting import Weighting, angle
 
 OPTIONAL = ("steps", "losses", "buffers")
-_BLOCK = 2**23
-"""Elements of the float64 work matrix at a time: 64 MiB."""
+_BLOCK, _GPU_BLOCK = 2**23, 2**28
+"""Entries that an upload works on at a time, in float64: 64 MiB, on a GPU 2 GiB."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How rows become one pseudo-gradient, and with whom the work is shared."""
+
+    upload: Upload
+    combine: Weighting
+    needs: Needs = "meta"
+    sums_updates: bool = False  # add up the raw updates too
+    trusting: bool = False  # take finite rows for granted; whether they were is told beside the result
+    ranks: Ranks = field(default_factory=Ranks)
+
+    @property
+    def keep_rows(self) -> bool:
+        return "alignment" in (self.needs, self.combine.needs) or self.combine.local is None
 
 
 @dataclass(frozen=True)
 class Aggregate:
     """What the server step needs of a round."""
 
-    admitted: int
-    clients: ClientReport
+    ids: Tensor  # of all rows, in the order given
+    reasons: list[str | None]  # why a row was refused
+    order: Tensor  # where each admitted row stood among them
+    columns: Params = field(default_factory=dict)  # per admitted row: weight, norm, and what else was computed
+    finite: Tensor | None = None  # per row, where rows were trusted
     gradient: Params = field(default_factory=dict)
     squares: Params = field(default_factory=dict)  # per leaf: sum_k p_k ||scale_k g_k||^2
     buffers: Params | None = None
     extra: dict[str, Params] = field(default_factory=dict)  # sums over the admitted
-    notes: dict[str, float] = field(default_factory=dict)  # means of what the upload noted
+    notes: dict[str, float | Tensor] = field(default_factory=dict)  # means of what the upload noted
     combine: PartState = None
-    cosine: float = float("nan")
-    mean_norm: float = 0.0
+    cosine: float | Tensor = float("nan")
+    mean_norm: float | Tensor = 0.0
+
+    @property
+    def admitted(self) -> int:
+        return len(self.order)
 
 
 def aggregate(
-    chunks: Iterable[Cohort],
-    params: Params,
-    state: State,
-    upload: Upload,
-    combine: Weighting,
-    needs: Needs,
-    sums_updates: bool = False,
+    chunks: Iterable[Cohort], params: Params, state: State, rule: Rule, lanes: Iterable[int] | None = None
 ) -> Aggregate:
-    """Gate every row, run the upload, weigh and add up; `sums_updates` adds up the raw updates too."""
-    keep_rows = "alignment" in (needs, combine.needs) or combine.local is None
-    stream = _Stream(Layout.of(params), state, upload, combine, keep_rows, sums_updates)
+    """Gate every row, run the upload, weigh and add up. `lanes`: of each chunk, ascending; one lane unless given."""
+    stream = _Stream(Layout.of(params), state, rule)
+    lane_of = iter(lanes) if lanes is not None else None
     for chunk in chunks:
         if not isinstance(chunk, Cohort):
             raise FedloomError(f"apply: expected a Cohort or an iterable of them, got {type(chunk).__name__}")
         gate.check(chunk, params, state.buffers)
-        stream.take(chunk)
+        stream.take(chunk, 0 if lane_of is None else next(lane_of))
     return stream.finish()
 
 
 class _Stream:
     """The running sums of a cohort that arrives in chunks."""
 
-    def __init__(
-        self, layout: Layout, state: State, upload: Upload, combine: Weighting, keep_rows: bool, sums_updates: bool
-    ) -> None:
-        self.layout, self.state, self.upload, self.combine = layout, state, upload, combine
-        self.keep_rows, self.sums_updates = keep_rows, sums_updates
+    def __init__(self, layout: Layout, state: State, rule: Rule) -> None:
+        self.layout, self.state, self.rule = layout, state, rule
         self.seen: set[int] = set()
         self.ids: list[Tensor] = []
         self.reasons: list[str | None] = []
+        self.finite: list[Tensor] = []
         self.order: list[Tensor] = []  # where each admitted row stood among all rows given
         self.carried: set[str] | None = None  # the optional fields of the first chunk
         self.columns: dict[str, list[Tensor]] = {}
-        self.rows: list[Tensor] = []
+        self.kept: list[tuple[int, Params]] = []  # (lane, rows)
         self.squares: list[Tensor] = []
         self.notes: dict[str, list[Tensor]] = {}
         self.buffers: dict[str, list[Tensor]] = {}
-        self.sum: Tensor | None = None  # of weight_k scale_k g_k
-        self.directions: Tensor | None = None  # of g_k / ||g_k||
-        self.extra: dict[str, Tensor] = {}
+        self.sums = Lanes()  # of g_k / ||g_k||, and of weight_k scale_k g_k where rows are not kept
+        self.extra: dict[str, Lanes] = {}
 
-    def take(self, chunk: Cohort) -> None:
+    def take(self, chunk: Cohort, lane: int) -> None:
         if not chunk.size:
             return
         carried = {name for name in OPTIONAL if getattr(chunk, name) is not None}
         for name in carried ^ (carried if self.carried is None else self.carried):
             raise FedloomError(f"Cohort.{name}: expected in every chunk of the round or in none, got both")
         self.carried = carried
-        reasons = gate.admit(chunk, self.state, self.seen)
+        reasons = gate.admit(chunk, self.state, self.seen, self.rule.trusting)
         start = len(self.reasons)
         ids = chunk.clients.cpu()
         self.ids.append(ids)
@@ -98,46 +117,63 @@ class _Stream:
         admitted = torch.tensor([i for i, reason in enumerate(reasons) if reason is None], dtype=torch.int64)
         admitted = admitted[ids[admitted].argsort(stable=True)]
         self.order.append(admitted + start)
-        for block in admitted.split(max(1, _BLOCK // max(1, self.layout.size))):
+        size = chunk.size
+        if self.rule.upload.name != "keep()":
+            size = max(1, (_GPU_BLOCK if _on_gpu(chunk) else _BLOCK) // max(1, self.layout.size))
+        for block in admitted.split(size):
             if block.numel():
-                self._add(chunk, block)
+                self._add(_select(chunk, block), lane)
 
-    def _add(self, chunk: Cohort, block: Tensor) -> None:
-        flat = self.layout.flatten(_rows(chunk.updates, block))
-        if self.sums_updates:
-            self.extra["update"] = _add_rows(self.extra.get("update"), flat, flat.new_ones(len(flat)))
-        flat, notes = self._upload(flat)
-        squares = self.layout.squares(flat)
+    def _add(self, chunk: Cohort, lane: int) -> None:
+        """A block of admitted rows, ascending in client."""
+        given = self._flat(chunk.updates)
+        rows, notes = self._upload(given)
+        squares = torch.stack([row_sums.squares(part) for part in rows.values()], dim=1)
         norms = tree.total(squares, lead=1).sqrt()
-        columns = _columns(chunk, block, norms)
+        ones = torch.ones(1, chunk.size, dtype=torch.float64, device=norms.device)
+        if self.rule.sums_updates:
+            self.extra.setdefault("update", Lanes()).add(lane, given, ones)
+        columns = _columns(chunk, norms)
         for name, column in columns.items():
             self.columns.setdefault(name, []).append(column)
         for name, note in notes.items():
             self.notes.setdefault(name, []).append(note)
-        for name, rows in _rows(chunk.buffers or {}, block).items():
-            self.buffers.setdefault(name, []).append(rows)
+        for name, buffer in (chunk.buffers or {}).items():
+            self.buffers.setdefault(name, []).append(buffer)
         self.squares.append(squares)
-        self.directions = _add_rows(self.directions, flat, torch.where(norms > 0, 1 / norms, 0.0))
+        if self.rule.trusting:
+            self.finite.append(self._finite(chunk, squares))
         for kind, leaves in (chunk.extra or {}).items():
-            rows = self.layout.flatten(_rows(leaves, block))
-            self.extra[kind] = _add_rows(self.extra.get(kind), rows, torch.ones_like(norms))
-        if self.keep_rows:
-            self.rows.append(flat)
+            self.extra.setdefault(kind, Lanes()).add(lane, self._flat(leaves), ones)
+        direction = torch.where(norms > 0, 1 / norms, 0.0)
+        if self.rule.keep_rows:
+            self.kept.append((lane, rows))
+            self.sums.add(lane, rows, direction.unsqueeze(0))
         else:
-            assert self.combine.local is not None
-            weight, scale = self.combine.local(self._evidence(columns))
-            self.sum = _add_rows(self.sum, flat, weight * scale)
+            assert self.rule.combine.local is not None
+            weight, scale = self.rule.combine.local(self._evidence(columns))
+            self.sums.add(lane, rows, torch.stack([direction, weight * scale]))
 
-    def _upload(self, flat: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        if self.upload.name == "keep()":
-            return flat, {}
+    def _upload(self, rows: Params) -> tuple[Params, dict[str, Tensor]]:
+        if self.rule.upload.name == "keep()":
+            return rows, {}
 
-        def one(row: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            update, notes = self.upload.apply(self.layout.unflatten(row), self.state.upload)
-            return torch.cat([update[name].flatten() for name in self.layout.shapes]), notes
+        def one(update: Params) -> tuple[Params, dict[str, Tensor]]:
+            shaped = {name: part.reshape(self.layout.shapes[name]) for name, part in update.items()}
+            update, notes = self.rule.upload.apply(shaped, self.state.upload)
+            return {name: update[name].flatten() for name in self.layout.shapes}, notes
 
-        result: tuple[Tensor, dict[str, Tensor]] = torch.func.vmap(one)(flat)
+        exact = {name: part.to(torch.float64) for name, part in rows.items()}
+        result: tuple[Params, dict[str, Tensor]] = torch.func.vmap(one)(exact)
         return result
+
+    def _finite(self, chunk: Cohort, squares: Tensor) -> Tensor:
+        """The rows that the gate would admit, on their device. A sum of squares tells, unless the upload hides it."""
+        if self.rule.upload.name != "keep()":
+            return gate.finite(chunk)
+        others = replace(chunk, updates={}) if chunk.buffers or chunk.extra else None
+        mask = squares.isfinite().all(1)
+        return mask if others is None else mask & gate.finite(others)
 
     def _evidence(self, columns: dict[str, Tensor]) -> Evidence:
         return Evidence(
@@ -154,105 +190,168 @@ class _Stream:
         )
 
     def finish(self) -> Aggregate:
-        ids = torch.cat(self.ids) if self.ids else torch.zeros(0, dtype=torch.int64)
-        admitted = torch.tensor([reason is None for reason in self.reasons], dtype=torch.bool)
-        rows = ids.shape[0]
-        empty = torch.zeros(rows, dtype=torch.float64)
-        clients = ClientReport(ids, admitted, self.reasons, weight=empty, norm=empty.clone())
+        got = self._gathered()
         if not self.squares:
-            return Aggregate(0, clients, combine=self.state.combine)
+            return replace(got, combine=self.state.combine)
         columns = {name: torch.cat(parts) for name, parts in self.columns.items()}
         squares = torch.cat(self.squares)
-        if self.keep_rows:
+        sums = self.sums.total(self.rule.ranks)
+        if self.rule.keep_rows:
             columns |= self._alignment(columns)
         evidence = self._evidence(columns)
-        p, scale, combine_state = self.combine.weigh(evidence, self.state.combine)
-        gradient = self._gradient(evidence, p, scale)
+        p, scale, combine_state = self.rule.combine.weigh(evidence, self.state.combine)
         spread = (p * scale * scale).unsqueeze(1) * squares
-        order = torch.cat(self.order)
-        clients.weight = empty.index_copy(0, order, p.cpu())
-        clients.norm = empty.index_copy(0, order, evidence.norms.cpu())
-        if self.keep_rows:
-            clients.angle = torch.full_like(empty, torch.nan).index_copy(0, order, angle(evidence).cpu())
-            clients.distance = torch.full_like(empty, torch.nan).index_copy(0, order, columns["distance"].cpu())
-        return Aggregate(
-            admitted=int(admitted.sum()),
-            clients=clients,
-            gradient=self.layout.unflatten(gradient),
+        told = {"weight": p, "norm": evidence.norms}
+        if self.rule.keep_rows:
+            told |= {"angle": angle(evidence), "distance": columns["distance"]}
+        count = got.admitted
+        notes = {name: tree.total(torch.cat(parts).double()) / count for name, parts in self.notes.items()}
+        return replace(
+            got,
+            columns=told,
+            gradient=self._shaped(self._gradient(sums, evidence, p, scale)),
             squares=dict(zip(self.layout.shapes, tree.total(spread.T, lead=1), strict=True)),
             buffers=_average_buffers({name: torch.cat(parts) for name, parts in self.buffers.items()}, p),
-            extra={kind: self.layout.unflatten(total) for kind, total in self.extra.items()},
-            notes={
-                name: float(tree.total(torch.cat(parts).double())) / len(order) for name, parts in self.notes.items()
+            extra={
+                kind: self._shaped({name: part[0] for name, part in lanes.total(self.rule.ranks).items()})
+                for kind, lanes in self.extra.items()
             },
+            notes={name: note if note.is_cuda else float(note) for name, note in notes.items()},
             combine=combine_state,
-            cosine=self._cosine(evidence.norms),
-            mean_norm=float(tree.total(evidence.norms)) / len(order),
+            cosine=_cosine(sums, evidence.norms),
+            mean_norm=tree.total(evidence.norms) / count,
         )
+
+    def _gathered(self) -> Aggregate:
+        """What came in, with the other ranks' part of it: from here on every rank has all clients' numbers."""
+        ids = torch.cat(self.ids) if self.ids else torch.zeros(0, dtype=torch.int64)
+        order = torch.cat(self.order) if self.order else torch.zeros(0, dtype=torch.int64)
+        ranks = self.rule.ranks
+        if ranks.world > 1:
+            ids, order, self.reasons = _gather_rows(ranks, ids, order, self.reasons)
+            self.columns = _gather_columns(ranks, self.columns)
+            self.notes = _gather_columns(ranks, self.notes)
+            self.buffers = _gather_columns(ranks, self.buffers)
+            self.squares = _gather_columns(ranks, {"": self.squares} if self.squares else {}).get("", [])
+            for kind in sorted({kind for kinds in ranks.gather_json(list(self.extra)) for kind in kinds}):
+                self.extra.setdefault(kind, Lanes())
+        finite = torch.cat(self.finite) if self.finite else None
+        return Aggregate(ids, self.reasons, order, finite=finite)
 
     def _alignment(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
         """Each kept row against the mean of all: dot products, and distances taken directly, without cancellation."""
         evidence = self._evidence(columns)
-        weight = torch.ones_like(evidence.norms) if self.combine.local is None else self.combine.local(evidence)[0]
-        mean = None
-        for rows, part in self._kept(weight):
-            mean = _add_rows(mean, rows, part)
-        assert mean is not None
-        mean = mean / tree.total(weight)
-        return {
-            "dots": torch.cat([tree.total(rows * mean, lead=1) for rows in self.rows]),
-            "distance": torch.cat([tree.total((rows - mean) ** 2, lead=1).sqrt() for rows in self.rows]),
-            "mean_norm": tree.total(mean * mean).sqrt(),
-        }
+        local = self.rule.combine.local
+        weight = torch.ones_like(evidence.norms) if local is None else local(evidence)[0]
+        whole = tree.total(weight)
+        mean = {name: part / whole for name, part in self._weighted(weight).items()}
+        found: dict[str, list[Tensor]] = {"dots": [], "distance": []}
+        for _, rows in self.kept:
+            dots = torch.stack([row_sums.dots(part, mean[name]) for name, part in rows.items()], 1)
+            apart = torch.stack([row_sums.distances(part, mean[name]) for name, part in rows.items()], 1)
+            found["dots"].append(tree.total(dots, lead=1))
+            found["distance"].append(tree.total(apart, lead=1).sqrt())
+        gathered = _gather_columns(self.rule.ranks, found)
+        length = torch.stack([tree.total(part * part) for part in mean.values()])
+        return {name: torch.cat(parts) for name, parts in gathered.items()} | {"mean_norm": tree.total(length).sqrt()}
 
-    def _gradient(self, evidence: Evidence, p: Tensor, scale: Tensor) -> Tensor:
-        if self.keep_rows:
-            gradient = None
-            for rows, part in self._kept(p * scale):
-                gradient = _add_rows(gradient, rows, part)
-            assert gradient is not None
-            return gradient
-        assert self.sum is not None and self.combine.local is not None
-        weight, local_scale = self.combine.local(evidence)
+    def _gradient(self, sums: Params, evidence: Evidence, p: Tensor, scale: Tensor) -> Params:
+        if self.rule.keep_rows:
+            return self._weighted(p * scale)
+        assert self.rule.combine.local is not None
+        weight, local_scale = self.rule.combine.local(evidence)
         whole = tree.total(weight * local_scale)
-        return self.sum * torch.where(whole > 0, tree.total(p * scale) / whole, 0.0)  # every scale may be zero
+        factor = torch.where(whole > 0, tree.total(p * scale) / whole, 0.0)  # every scale may be zero
+        return {name: part[1] * factor for name, part in sums.items()}
 
-    def _kept(self, column: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        return zip(self.rows, column.split([rows.shape[0] for rows in self.rows]), strict=True)
+    def _weighted(self, column: Tensor) -> Params:
+        """The sum of the kept rows, each times its number in `column`, which has those of all ranks."""
+        lanes = Lanes()
+        sizes = [len(next(iter(rows.values()))) for _, rows in self.kept]
+        before = sum(self.rule.ranks.gather_json(sum(sizes))[: self.rule.ranks.rank])
+        own = column[before : before + sum(sizes)].split(sizes)
+        for (lane, rows), part in zip(self.kept, own, strict=True):
+            lanes.add(lane, rows, part.unsqueeze(0))
+        return {name: part[0] for name, part in lanes.total(self.rule.ranks).items()}
 
-    def _cosine(self, norms: Tensor) -> float:
-        """Mean pairwise cosine, (||sum u||^2 - M) / (M (M - 1)) over the updates that are not zero; NaN below two."""
-        count = int((norms > 0).sum())
-        if count < 2:
-            return float("nan")
-        assert self.directions is not None
-        square = float(tree.total(self.directions * self.directions))
-        return (square - count) / (count * (count - 1))
+    def _flat(self, leaves: Params) -> Params:
+        return {name: tree.matrix(leaves[name].detach()) for name in self.layout.shapes}
+
+    def _shaped(self, flat: Params) -> Params:
+        return {name: flat[name].reshape(shape) for name, shape in self.layout.shapes.items()}
 
 
-def _columns(chunk: Cohort, block: Tensor, norms: Tensor) -> dict[str, Tensor]:
-    """The numbers of a block's clients, beside the updates on their device; whole counts may come from anywhere."""
-    given = {
-        "weights": chunk.examples if chunk.weights is None else chunk.weights,
-        "multiplicity": torch.ones(chunk.size) if chunk.multiplicity is None else chunk.multiplicity,
-        "steps": chunk.steps,
-        "losses": chunk.losses,
+def _cosine(sums: Params, norms: Tensor) -> Tensor:
+    """Mean pairwise cosine, (||sum u||^2 - M) / (M (M - 1)) over the updates that are not zero; NaN below two."""
+    count = (norms > 0).sum()
+    square = tree.total(torch.stack([tree.total(part[0] * part[0]) for part in sums.values()]))
+    return torch.where(count < 2, torch.nan, (square - count) / (count * (count - 1)))
+
+
+def _on_gpu(chunk: Cohort) -> bool:
+    return next(iter(chunk.updates.values())).is_cuda
+
+
+def _select(chunk: Cohort, rows: Tensor) -> Cohort:
+    """Those rows of a chunk, in that order; the chunk itself where that is what it holds."""
+    if torch.equal(rows, torch.arange(chunk.size)):
+        return chunk
+
+    def pick(column: Tensor | None) -> Tensor | None:
+        return None if column is None else column[rows.to(column.device)]
+
+    def leaves(of: Params) -> Params:
+        return {name: leaf[rows.to(leaf.device)] for name, leaf in of.items()}
+
+    columns = {name: pick(getattr(chunk, name)) for name in ("steps", "losses", "multiplicity", "weights")}
+    clients, examples = chunk.clients[rows.to(chunk.clients.device)], chunk.examples[rows.to(chunk.examples.device)]
+    buffers = None if chunk.buffers is None else leaves(chunk.buffers)
+    extra = None if chunk.extra is None else {kind: leaves(of) for kind, of in chunk.extra.items()}
+    return Cohort(clients, examples, leaves(chunk.updates), **columns, buffers=buffers, extra=extra)
+
+
+def _columns(chunk: Cohort, norms: Tensor) -> dict[str, Tensor]:
+    """The numbers of a block's clients, beside the updates on their device; steps stay on the host."""
+    weights = chunk.examples if chunk.weights is None else chunk.weights
+    multiplicity = torch.ones(chunk.size) if chunk.multiplicity is None else chunk.multiplicity
+    known = torch.stack([column.cpu().double() for column in (chunk.clients, weights, multiplicity)])
+    clients, weights, multiplicity = to_device(known, norms.device)
+    columns = {"clients": clients.long(), "weights": weights, "multiplicity": multiplicity, "norms": norms}
+    if chunk.steps is not None:
+        columns["steps"] = chunk.steps.cpu().double()
+    if chunk.losses is not None:
+        columns["losses"] = chunk.losses.to(norms)
+    return columns
+
+
+def _gather_columns(ranks: Ranks, columns: dict[str, list[Tensor]]) -> dict[str, list[Tensor]]:
+    """Every rank's columns, those of lower ranks first; a rank without rows has none of its own."""
+    if ranks.world == 1:
+        return columns
+    described = {
+        name: [str(parts[0].dtype).removeprefix("torch."), list(parts[0].shape[1:]), parts[0].device.type]
+        for name, parts in columns.items()
     }
-    columns = {name: column.cpu()[block].to(norms) for name, column in given.items() if column is not None}
-    return columns | {"clients": chunk.clients.cpu()[block].to(norms.device, torch.int64), "norms": norms}
+    everything = {name: kind for kinds in ranks.gather_json(described) for name, kind in kinds.items()}
+    gathered = {}
+    for name, (dtype, shape, place) in sorted(everything.items()):
+        empty = torch.zeros(0, *shape, dtype=getattr(torch, dtype), device=ranks.device)
+        own = torch.cat(columns[name]).to(ranks.device) if columns.get(name) else empty
+        gathered[name] = [part if place == ranks.device.type else part.to(place) for part in ranks.gather(own)]
+    return gathered
 
 
-def _rows(leaves: Params, block: Tensor) -> Params:
-    return {name: rows[block.to(rows.device)] for name, rows in leaves.items()}
-
-
-def _add_rows(total: Tensor | None, rows: Tensor, coefficients: Tensor) -> Tensor:
-    """total + sum_k coefficient_k row_k, row after row, each product rounded first: a fused multiply-add may differ."""
-    if total is None:
-        total = torch.zeros(rows.shape[1], dtype=rows.dtype, device=rows.device)
-    for row, coefficient in zip(rows, coefficients, strict=True):
-        total += row * coefficient
-    return total
+def _gather_rows(
+    ranks: Ranks, ids: Tensor, order: Tensor, reasons: list[str | None]
+) -> tuple[Tensor, Tensor, list[str | None]]:
+    every_ids: list[int] = []
+    every_order: list[int] = []
+    every_reasons: list[str | None] = []
+    for part_ids, part_order, part_reasons in ranks.gather_json([ids.tolist(), order.tolist(), reasons]):
+        every_order += [len(every_ids) + place for place in part_order]
+        every_ids += part_ids
+        every_reasons += part_reasons
+    return torch.tensor(every_ids), torch.tensor(every_order, dtype=torch.int64), every_reasons
 
 
 def _average_buffers(buffers: Params, p: Tensor) -> Params | None:
@@ -261,8 +360,8 @@ def _average_buffers(buffers: Params, p: Tensor) -> Params | None:
     def average(rows: Tensor) -> Tensor:
         if not rows.is_floating_point():
             return rows.amax(0)
-        flat = tree.matrix(rows.to(torch.float64))
-        return _add_rows(None, flat, p).reshape(rows.shape[1:]).to(rows.dtype)
+        mean = row_sums.add(None, tree.matrix(rows), p.unsqueeze(0))[0]
+        return mean.reshape(rows.shape[1:]).to(rows.dtype)
 
     return {name: average(rows) for name, rows in buffers.items()} or None
 

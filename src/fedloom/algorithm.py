@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from fedloom import tree
-from fedloom.aggregate import aggregate, require
+from fedloom.aggregate import Aggregate, Rule, aggregate, require
 from fedloom.errors import FedloomError, choose
 from fedloom.memory import Memory
+from fedloom.ranks import ALONE, Ranks
+from fedloom.readings import Readings
 from fedloom.schedule import Schedule, constant
 from fedloom.transforms.base import Transform
-from fedloom.types import Cohort, Info, Needs, Params, Report, State
+from fedloom.types import ClientReport, Cohort, Info, Needs, Params, Report, State
 from fedloom.upload import Upload
 from fedloom.weighting import Weighting
 
@@ -93,16 +95,33 @@ class Algorithm:
         `cohort` may come in chunks, in ascending client order. With nobody admitted the round is void: parameters and
         state are returned unchanged. All arithmetic is float64; parameters keep their dtype.
         """
-        chunks = [cohort] if isinstance(cohort, Cohort) else cohort
+        after = self.step(params, state, [cohort] if isinstance(cohort, Cohort) else cohort, needs)
+        return after.params, after.state, after.report()
+
+    def step(
+        self,
+        params: Params,
+        state: State,
+        chunks: Iterable[Cohort],
+        needs: Needs = "meta",
+        *,
+        lanes: Iterable[int] | None = None,
+        ranks: Ranks = ALONE,
+        trusting: bool = False,
+    ) -> After:
+        """`apply` for those who run many rounds: the report is read later, chunks may lie in lanes and on other ranks.
+
+        `trusting` waits for no device: finite rows are taken for granted, and `After.sound` tells once it is read.
+        """
         if self.memory is not None:
             chunks = (require(chunk, self.name, self.memory.sends) for chunk in chunks)
         totals = self.memory is not None and self.memory.sums_updates
-        got = aggregate(chunks, params, state, self.upload, self.combine, needs, totals)
-        report = Report(admitted=got.admitted, refused=len(got.clients.reasons) - got.admitted)
-        report.clients = got.clients
+        rule = Rule(self.upload, self.combine, needs, totals, trusting, ranks)
+        got = aggregate(chunks, params, state, rule, lanes)
         if not got.admitted:
-            report.update(pseudo_gradient_norm=0.0, mean_update_norm=0.0, cosine=got.cosine)
-            return params, state, report
+            return After(
+                params, state, got, {"pseudo_gradient_norm": 0.0, "mean_update_norm": 0.0, "cosine": got.cosine}
+            )
 
         info = Info(state.round, got.gradient, got.admitted, state.population, got.squares, got.extra)
         x = _exact(params)
@@ -111,13 +130,13 @@ class Algorithm:
         memory = state.memory
         if self.memory and self.memory.settle:
             memory = self.memory.settle(memory, got.extra, state.population)
-        report.update(
-            pseudo_gradient_norm=float(tree.norm(got.gradient)),
-            mean_update_norm=got.mean_norm,
-            cosine=got.cosine,
+        numbers = {
+            "pseudo_gradient_norm": tree.norm(got.gradient),
+            "mean_update_norm": got.mean_norm,
+            "cosine": got.cosine,
             **self.upload.report(state.upload, got.notes),
             **info.notes,
-        )
+        }
         state = dataclasses.replace(
             state,
             round=state.round + 1,
@@ -127,11 +146,55 @@ class Algorithm:
             upload=self.upload.settle(state.upload, got.notes),
             memory=memory,
         )
-        return params, state, report
+        return After(params, state, got, numbers)
 
     def __repr__(self) -> str:
         slots = ", ".join(f"{name}={getattr(self, name)!r}" for name in SLOTS if getattr(self, name) is not None)
         return f"{self.name}({slots})"
+
+
+class After:
+    """What a round leaves: parameters and state at once, its numbers when they are read."""
+
+    def __init__(self, params: Params, state: State, got: Aggregate, numbers: Mapping[str, float | Tensor]) -> None:
+        self.params, self.state, self._got = params, state, got
+        values = {f"number/{name}": value for name, value in numbers.items()}
+        values |= {f"column/{name}": column for name, column in got.columns.items()}
+        if got.finite is not None:
+            values["finite"] = got.finite
+        self.readings = Readings(values)
+
+    @property
+    def sound(self) -> bool:
+        """Whether every row that was taken for finite was."""
+        finite = self.readings.read().get("finite")
+        return finite is None or bool(finite.bool().all())
+
+    def report(self) -> Report:
+        got = self._got
+        read = self.readings.read()
+        report = Report(admitted=got.admitted, refused=len(got.reasons) - got.admitted)
+        report.update(
+            {name.removeprefix("number/"): float(v) for name, v in read.items() if name.startswith("number/")}
+        )
+
+        def column(name: str, elsewhere: float) -> Tensor | None:
+            found = read.get(f"column/{name}")
+            whole = torch.full(got.ids.shape, elsewhere, dtype=torch.float64)
+            return None if found is None else whole.index_copy(0, got.order, found.cpu())
+
+        nothing = torch.zeros(got.ids.shape, dtype=torch.float64)
+        weight, norm = column("weight", 0.0), column("norm", 0.0)
+        report.clients = ClientReport(
+            got.ids,
+            torch.tensor([reason is None for reason in got.reasons], dtype=torch.bool),
+            got.reasons,
+            weight=nothing if weight is None else weight,
+            norm=nothing.clone() if norm is None else norm,
+            angle=column("angle", torch.nan),
+            distance=column("distance", torch.nan),
+        )
+        return report
 
 
 SLOTS = ("work", "client", "upload", "combine", "server", "memory")

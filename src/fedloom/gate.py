@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from fedloom.errors import FedloomError
 from fedloom.types import Cohort, Params, State
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+COUNTS = ("multiplicity", "steps")
 
 LARGEST = 1e100
 """A weight beyond it, or below its inverse, is no count of anything and would overflow sums."""
@@ -54,47 +57,81 @@ def _check_leaves(what: str, leaves: Params, like: Params, size: int) -> None:
             raise FedloomError(f"Cohort.{what}[{leaf!r}]: expected shape {expected_shape}, got {tuple(rows.shape)}")
 
 
-def admit(cohort: Cohort, state: State, seen: set[int]) -> list[str | None]:
-    """Per row: None where it is admitted, else the reason it is not. `seen` gains the clients that reported."""
-    bad_leaf = _nonfinite(cohort)
-    weights = cohort.examples if cohort.weights is None else cohort.weights
+@dataclass(frozen=True)
+class _Row:
+    """What a client says of itself."""
+
+    client: int
+    weight: float
+    examples: float
+    known: float | None  # the most it can have
+    counts: dict[str, float]
+    bad_leaf: str | None
+
+
+def admit(cohort: Cohort, state: State, seen: set[int], trusting: bool = False) -> list[str | None]:
+    """Per row: None where it is admitted, else the reason it is not. `seen` gains the clients that reported.
+
+    `trusting` leaves out the look at the values, for which a device would have to be waited for.
+    """
+    bad_leaf: list[str | None] = [None] * cohort.size if trusting else _nonfinite(cohort)
     reasons: list[str | None] = []
-    for index, client in enumerate(cohort.clients.tolist()):
-        reason = next(_objections(cohort, state, index, client, float(weights[index]), bad_leaf[index], seen), None)
-        seen.add(client)  # whatever became of it: a client's second row is refused
-        reasons.append(reason)
+    for row in _rows(cohort, state, bad_leaf):
+        reasons.append(next(_objections(row, state.population, seen), None))
+        seen.add(row.client)  # whatever became of it: a client's second row is refused
     return reasons
 
 
-def _objections(
-    cohort: Cohort, state: State, index: int, client: int, weight: float, bad_leaf: str | None, seen: set[int]
-) -> Iterator[str]:
-    if not 0 <= client < state.population:
-        yield f"unknown client: expected an id in 0..{state.population - 1}, got {client}"
-    if client in seen:
+def _rows(cohort: Cohort, state: State, bad_leaf: list[str | None]) -> Iterator[_Row]:
+    clients, examples = cohort.clients.tolist(), cohort.examples.tolist()
+    weights = examples if cohort.weights is None else cohort.weights.tolist()
+    known: list[float | None] = [None] * len(clients)
+    if state.examples is not None:
+        inside = cohort.clients.clamp(0, state.population - 1).to(state.examples.device)
+        known = state.examples[inside].tolist()
+    given = {name: column.tolist() for name in COUNTS if (column := getattr(cohort, name)) is not None}
+    for index, client in enumerate(clients):
+        counts = {name: column[index] for name, column in given.items()}
+        yield _Row(client, weights[index], examples[index], known[index], counts, bad_leaf[index])
+
+
+def _objections(row: _Row, population: int, seen: set[int]) -> Iterator[str]:
+    if not 0 <= row.client < population:
+        yield f"unknown client: expected an id in 0..{population - 1}, got {row.client}"
+    if row.client in seen:
         yield "second report of this client in the round"
-    if not 1 / LARGEST <= weight <= LARGEST:
-        yield f"weight: expected a finite positive number, got {weight:g}"
-    if state.examples is not None and float(cohort.examples[index]) > float(state.examples[client]):
-        yield f"examples: expected at most the known {state.examples[client]:g}, got {cohort.examples[index]:g}"
-    for name in ("multiplicity", "steps"):
-        column = getattr(cohort, name)
-        if column is not None and not 1 <= float(column[index]) < float("inf"):
-            yield f"{name}: expected a finite number of at least 1, got {float(column[index]):g}"
-    if bad_leaf is not None:
-        yield f"{NONFINITE} {bad_leaf}"
+    if not 1 / LARGEST <= row.weight <= LARGEST:
+        yield f"weight: expected a finite positive number, got {row.weight:g}"
+    if row.known is not None and row.examples > row.known:
+        yield f"examples: expected at most the known {row.known:g}, got {row.examples:g}"
+    for name, count in row.counts.items():
+        if not 1 <= count < float("inf"):
+            yield f"{name}: expected a finite number of at least 1, got {count:g}"
+    if row.bad_leaf is not None:
+        yield f"{NONFINITE} {row.bad_leaf}"
 
 
-def _nonfinite(cohort: Cohort) -> list[str | None]:
-    """Per row, the first leaf of what the client sent that holds a NaN or an infinity."""
+def _sent(cohort: Cohort) -> dict[str, Tensor]:
+    """Everything the clients sent, under the name that a reason gives it."""
     sent: dict[str, Tensor] = {f"update {leaf!r}": rows for leaf, rows in cohort.updates.items()}
     sent |= {f"buffer {leaf!r}": rows for leaf, rows in (cohort.buffers or {}).items()}
     for kind, leaves in (cohort.extra or {}).items():
         sent |= {f"{kind} {leaf!r}": rows for leaf, rows in leaves.items()}
+    return sent
+
+
+def finite(cohort: Cohort) -> Tensor:
+    """Per row, whether everything the client sent is finite: a mask on the device, for which nobody waits."""
+    masks = [tree.matrix(torch.isfinite(rows)).all(1) for rows in _sent(cohort).values()]
+    return torch.stack(masks).all(0) if masks else torch.ones(cohort.size, dtype=torch.bool)
+
+
+def _nonfinite(cohort: Cohort) -> list[str | None]:
+    """Per row, the first leaf of what the client sent that holds a NaN or an infinity."""
     found: list[str | None] = [None] * cohort.size
-    for leaf, rows in sent.items():
-        finite = tree.matrix(torch.isfinite(rows)).all(1)
-        if not bool(finite.all()):
-            for index in torch.nonzero(~finite).flatten().tolist():
+    for leaf, rows in _sent(cohort).items():
+        mask = tree.matrix(torch.isfinite(rows)).all(1)
+        if not bool(mask.all()):
+            for index in torch.nonzero(~mask).flatten().tolist():
                 found[index] = found[index] or leaf
     return found

@@ -73,7 +73,7 @@ class Info:
     population: int = 1
     squares: Params = field(default_factory=dict)  # per leaf: sum_k p_k ||scale_k g_k||^2
     sums: Mapping[str, Params] = field(default_factory=dict)  # over the admitted: of what memories send, of updates
-    notes: dict[str, float] = field(default_factory=dict)  # what parts add to the report
+    notes: dict[str, float | Tensor] = field(default_factory=dict)  # what parts add to the report
     # on a client
     step: int = 0
     steps: int | Tensor = 1

@@ -19,16 +19,19 @@ from fedloom.types import Params, PartState
 
 Notes = dict[str, Tensor]
 
+Number = float | Tensor
+"""On a GPU a number stays there: nobody waits for it."""
+
 
 def _no_init() -> PartState:
     return {}
 
 
-def _no_settle(state: PartState, notes: dict[str, float]) -> PartState:
+def _no_settle(state: PartState, notes: dict[str, Number]) -> PartState:
     return state
 
 
-def _no_report(state: PartState, notes: dict[str, float]) -> dict[str, float]:
+def _no_report(state: PartState, notes: dict[str, Number]) -> dict[str, Number]:
     return {}
 
 
@@ -39,8 +42,8 @@ class Upload:
     name: str
     apply: Callable[[Params, PartState], tuple[Params, Notes]]
     init: Callable[[], PartState] = _no_init
-    settle: Callable[[PartState, dict[str, float]], PartState] = _no_settle
-    report: Callable[[PartState, dict[str, float]], dict[str, float]] = _no_report
+    settle: Callable[[PartState, dict[str, Number]], PartState] = _no_settle
+    report: Callable[[PartState, dict[str, Number]], dict[str, Number]] = _no_report
 
     def then(self, *others: Upload) -> Upload:
         if not others:
@@ -57,15 +60,15 @@ class Upload:
                 notes |= {f"{index}/{name}": note for name, note in noted.items()}
             return update, notes
 
-        def own(index: int, notes: dict[str, float]) -> dict[str, float]:
+        def own(index: int, notes: dict[str, Number]) -> dict[str, Number]:
             start = f"{index}/"
             return {name.removeprefix(start): note for name, note in notes.items() if name.startswith(start)}
 
-        def settle(state: PartState, notes: dict[str, float]) -> PartState:
+        def settle(state: PartState, notes: dict[str, Number]) -> PartState:
             return tuple(part.settle(state[index], own(index, notes)) for index, part in enumerate(parts))
 
-        def report(state: PartState, notes: dict[str, float]) -> dict[str, float]:
-            told: dict[str, float] = {}
+        def report(state: PartState, notes: dict[str, Number]) -> dict[str, Number]:
+            told: dict[str, Number] = {}
             for index, part in enumerate(parts):
                 told |= part.report(state[index], own(index, notes))
             return told
@@ -149,11 +152,12 @@ def zeroing(
     )
 
 
-def _clip(update: Params, rho: float) -> tuple[Params, Notes]:
+def _clip(update: Params, rho: Number) -> tuple[Params, Notes]:
     norm = tree.norm(update)
     factor = torch.where(norm > rho, rho / norm, 1.0)  # never divides by a zero norm: the other branch is taken
     return tree.map(lambda leaf: leaf * factor, update), {"unclipped": (norm <= rho).to(torch.float64)}
 
 
-def _geometric(estimate: float, below: float, quantile: float, lr: float) -> float:
-    return estimate * math.exp(-lr * (below - quantile))
+def _geometric(estimate: Number, below: Number, quantile: float, lr: float) -> Number:
+    exponent = -lr * (below - quantile)
+    return estimate * (exponent.exp() if isinstance(exponent, Tensor) else math.exp(exponent))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedloom import tree
 from fedloom.errors import FedloomError, choose, positive
+from fedloom.readings import to_device
 from fedloom.types import Evidence, Needs, PartState
 
 Shape = Callable[[int, "int | Tensor"], "float | Tensor"]
@@ -143,14 +144,15 @@ def by_effective_steps(
         steps = [int(tau) for tau in evidence.steps.tolist()]
         lengths = [accumulated_steps(tau, momentum, nesterov, proximal, shape) for tau in steps]
         weight = size(evidence)
-        length = torch.tensor(lengths, dtype=torch.float64, device=weight.device)
+        length = to_device(torch.tensor(lengths, dtype=torch.float64), weight.device)
         return weight, torch.where(length > 0, 1 / length, 0.0)  # rates that are all zero moved nothing
 
     def weigh(evidence: Evidence, state: PartState) -> Weighed:
         weight, scale = local(evidence)
         p = weight / tree.total(weight)
         assert evidence.steps is not None
-        length = evidence.steps.double() if proximal else torch.where(scale > 0, 1 / scale, 0.0)
+        taken = to_device(evidence.steps.double(), p.device)
+        length = taken if proximal else torch.where(scale > 0, 1 / scale, 0.0)
         return p, tree.total(p * length) * scale, state
 
     shown = f"momentum={momentum:g}, nesterov={nesterov}, proximal={proximal:g}, base={base or by_examples()!r}"

@@ -108,8 +108,8 @@ def glad(beta: float = 0.9, gamma: float = 0.02, grouping: str = "group") -> Tra
         for name, gsi in indicators.items():
             ratios[name], baseline[name] = _ratio(gsi, state["baseline"][name], low, high, beta)
         scaled = {name: leaf * ratios["all" if universal else name].to(leaf.dtype) for name, leaf in g.items()}
-        notes = {"gsi": float(together)} | {f"gsi/{name}": float(gsi) for name, gsi in each.items()}
-        notes["glad_ratio"] = float(torch.stack(list(ratios.values())).mean())
+        notes: dict[str, float | Tensor] = {"gsi": together, **{f"gsi/{name}": gsi for name, gsi in each.items()}}
+        notes["glad_ratio"] = torch.stack(list(ratios.values())).mean()
         state = {"baseline": baseline, "count": t + 1}
         return scaled, state, replace(info, notes=info.notes | notes)  # info.raw stays: second moments read it
 
@@ -122,10 +122,13 @@ def _indicator(spread: Tensor, mean: Tensor) -> Tensor:
 
 
 def _ratio(gsi: Tensor, baseline: Tensor, low: float, high: float, beta: float) -> tuple[Tensor, Tensor]:
-    if gsi.isnan():  # a frozen tensor: nothing to scale, nothing learnt
-        return torch.ones_like(gsi), baseline
-    if gsi.isinf():  # the mean is zero whatever the ratio; an infinite baseline would outlive this round
-        return torch.full_like(gsi, high if math.isfinite(high) else 1.0), baseline
-    if baseline == 0:
-        baseline = gsi
-    return (gsi / baseline).clamp(low, high), beta * baseline + (1 - beta) * gsi
+    """How far to scale a group, and its next baseline.
+
+    Of a frozen tensor (NaN) nothing is scaled and nothing learnt. Where the mean is zero (an infinite indicator), any
+    ratio does, and an infinite baseline would outlive the round.
+    """
+    usual = torch.where(baseline == 0, gsi, baseline)
+    known = gsi.isfinite()
+    extreme = torch.where(gsi.isnan(), 1.0, high if math.isfinite(high) else 1.0)
+    ratio = torch.where(known, (gsi / usual).clamp(low, high), extreme)
+    return ratio, torch.where(known, beta * usual + (1 - beta) * gsi, baseline)

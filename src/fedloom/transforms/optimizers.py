@@ -221,7 +221,7 @@ def _accumulator(initial: float | str | None, tau: float, bias_correction: str) 
 
 
 def _power(beta: float, count: Tensor) -> Tensor:
-    return torch.pow(torch.tensor(beta, dtype=torch.float64, device=count.device), count)
+    return torch.pow(beta, count.double())
 
 
 def _divide(m: Tensor, d: Tensor) -> Tensor:

@@ -1,0 +1,69 @@
+"""Triton kernels for what torch has no fast form of. Imported only where there is a CUDA device and Triton."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_COLUMNS = 256
+
+
+@triton.jit
+def _add_rows(total, rows, coefficients, count, length, stride, sets, wide: tl.constexpr, columns: tl.constexpr):
+    """Each program owns some columns and adds the rows to them in order."""
+    place = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, columns)
+    q = tl.arange(0, wide)
+    inside = (place < length)[None, :] & (q < sets)[:, None]
+    where = total + q[:, None] * length + place[None, :]
+    kept = tl.load(where, mask=inside, other=0.0)
+    for k in range(count):
+        row = tl.load(rows + k * stride + place, mask=place < length, other=0.0).to(tl.float64)
+        kept += row[None, :] * tl.load(coefficients + q * count + k, mask=q < sets, other=0.0)[:, None]
+    tl.store(where, kept, mask=inside)
+
+
+def add_rows(total: Tensor, rows: Tensor, coefficients: Tensor) -> Tensor:
+    """`fedloom.rows.add` in one pass over `rows`; `total` is changed in place."""
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    count, length = rows.shape
+    sets = len(coefficients)
+    if count and length:
+        grid = (triton.cdiv(length, _COLUMNS),)
+        wide = triton.next_power_of_2(sets)
+        _add_rows[grid](total, rows, coefficients.contiguous(), count, length, rows.stride(0), sets, wide, _COLUMNS)
+    return total
+
+
+@triton.jit
+def _row_squares(parts, rows, length, stride, blocks, columns: tl.constexpr):
+    """Each program sums one block of one row."""
+    k, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place = block * columns + tl.arange(0, columns)
+    row = tl.load(rows + k * stride + place, mask=place < length, other=0.0).to(tl.float64)
+    tl.store(parts + k * blocks + block, tl.sum(row * row))
+
+
+@triton.jit
+def _fold(sums, parts, blocks, columns: tl.constexpr):
+    """One program adds up the parts of one row."""
+    k = tl.program_id(0).to(tl.int64)
+    kept = tl.zeros((columns,), tl.float64)
+    for start in range(0, blocks, columns):
+        place = start + tl.arange(0, columns)
+        kept += tl.load(parts + k * blocks + place, mask=place < blocks, other=0.0)
+    tl.store(sums + k, tl.sum(kept))
+
+
+def row_squares(rows: Tensor) -> Tensor:
+    """`fedloom.rows.squares`: the order within a row depends on its length alone."""
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    count, length = rows.shape
+    blocks = max(1, triton.cdiv(length, 4096))
+    sums = torch.zeros(count, dtype=torch.float64, device=rows.device)
+    if count and length:
+        parts = torch.empty(count, blocks, dtype=torch.float64, device=rows.device)
+        _row_squares[(count, blocks)](parts, rows, length, rows.stride(0), blocks, 4096)
+        _fold[(count,)](sums, parts, blocks, 1024)
+    return sums
