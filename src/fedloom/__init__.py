@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fedloom.history import History as History
     from fedloom.personalization import personalize as personalize
     from fedloom.simulation import simulate as simulate
+    from fedloom.simulation import simulate_trials as simulate_trials
     from fedloom.system import System as System
     from fedloom.task import Task as Task
     from fedloom.task import accuracy as accuracy
@@ -80,7 +81,7 @@ _HOMES = {
     "estimate": ("estimate_accumulator",),
     "personalization": ("personalize",),
     "history": ("History",),
-    "simulation": ("simulate",),
+    "simulation": ("simulate", "simulate_trials"),
     "system": ("System",),
     "task": (
         *("Task", "accuracy", "cross_entropy", "recall_at", "squared_error"),

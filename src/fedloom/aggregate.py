@@ -8,7 +8,6 @@ Two plans: `meta` adds each row as it comes and keeps none; `alignment` keeps th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -69,25 +68,12 @@ class Aggregate:
         return len(self.order)
 
 
-def aggregate(
-    chunks: Iterable[Cohort], params: Params, state: State, rule: Rule, lanes: Iterable[int] | None = None
-) -> Aggregate:
-    """Gate every row, run the upload, weigh and add up. `lanes`: of each chunk, ascending; one lane unless given."""
-    stream = _Stream(Layout.of(params), state, rule)
-    lane_of = iter(lanes) if lanes is not None else None
-    for chunk in chunks:
-        if not isinstance(chunk, Cohort):
-            raise FedloomError(f"apply: expected a Cohort or an iterable of them, got {type(chunk).__name__}")
-        gate.check(chunk, params, state.buffers)
-        stream.take(chunk, 0 if lane_of is None else next(lane_of))
-    return stream.finish()
-
-
-class _Stream:
+class Aggregation:
     """The running sums of a cohort that arrives in chunks."""
 
-    def __init__(self, layout: Layout, state: State, rule: Rule) -> None:
-        self.layout, self.state, self.rule = layout, state, rule
+    def __init__(self, params: Params, state: State, rule: Rule) -> None:
+        self.params, self.state, self.rule = params, state, rule
+        self.layout = Layout.of(params)
         self.seen: set[int] = set()
         self.ids: list[Tensor] = []
         self.reasons: list[str | None] = []
@@ -102,7 +88,11 @@ class _Stream:
         self.sums = Lanes()  # of g_k / ||g_k||, and of weight_k scale_k g_k where rows are not kept
         self.extra: dict[str, Lanes] = {}
 
-    def take(self, chunk: Cohort, lane: int) -> None:
+    def take(self, chunk: Cohort, lane: int = 0) -> None:
+        """Gate a chunk's rows, run the upload, add them up; lanes come in ascending order."""
+        if not isinstance(chunk, Cohort):
+            raise FedloomError(f"apply: expected a Cohort or an iterable of them, got {type(chunk).__name__}")
+        gate.check(chunk, self.params, self.state.buffers)
         if not chunk.size:
             return
         carried = {name for name in OPTIONAL if getattr(chunk, name) is not None}
@@ -190,6 +180,7 @@ class _Stream:
         )
 
     def finish(self) -> Aggregate:
+        """Weigh, now that all evidence is in."""
         got = self._gathered()
         if not self.squares:
             return replace(got, combine=self.state.combine)
@@ -229,10 +220,10 @@ class _Stream:
         ranks = self.rule.ranks
         if ranks.world > 1:
             ids, order, self.reasons = _gather_rows(ranks, ids, order, self.reasons)
-            self.columns = _gather_columns(ranks, self.columns)
-            self.notes = _gather_columns(ranks, self.notes)
-            self.buffers = _gather_columns(ranks, self.buffers)
-            self.squares = _gather_columns(ranks, {"": self.squares} if self.squares else {}).get("", [])
+            self.columns = gather_columns(ranks, self.columns)
+            self.notes = gather_columns(ranks, self.notes)
+            self.buffers = gather_columns(ranks, self.buffers)
+            self.squares = gather_columns(ranks, {"": self.squares} if self.squares else {}).get("", [])
             for kind in sorted({kind for kinds in ranks.gather_json(list(self.extra)) for kind in kinds}):
                 self.extra.setdefault(kind, Lanes())
         finite = torch.cat(self.finite) if self.finite else None
@@ -251,7 +242,7 @@ class _Stream:
             apart = torch.stack([row_sums.distances(part, mean[name]) for name, part in rows.items()], 1)
             found["dots"].append(tree.total(dots, lead=1))
             found["distance"].append(tree.total(apart, lead=1).sqrt())
-        gathered = _gather_columns(self.rule.ranks, found)
+        gathered = gather_columns(self.rule.ranks, found)
         length = torch.stack([tree.total(part * part) for part in mean.values()])
         return {name: torch.cat(parts) for name, parts in gathered.items()} | {"mean_norm": tree.total(length).sqrt()}
 
@@ -324,7 +315,7 @@ def _columns(chunk: Cohort, norms: Tensor) -> dict[str, Tensor]:
     return columns
 
 
-def _gather_columns(ranks: Ranks, columns: dict[str, list[Tensor]]) -> dict[str, list[Tensor]]:
+def gather_columns(ranks: Ranks, columns: dict[str, list[Tensor]]) -> dict[str, list[Tensor]]:
     """Every rank's columns, those of lower ranks first; a rank without rows has none of its own."""
     if ranks.world == 1:
         return columns

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom import tree
-from fedloom.aggregate import Aggregate, Rule, aggregate, require
+from fedloom.aggregate import Aggregate, Aggregation, Rule, require
 from fedloom.errors import FedloomError, choose
 from fedloom.memory import Memory
 from fedloom.ranks import ALONE, Ranks
@@ -95,46 +95,59 @@ class Algorithm:
         `cohort` may come in chunks, in ascending client order. With nobody admitted the round is void: parameters and
         state are returned unchanged. All arithmetic is float64; parameters keep their dtype.
         """
-        after = self.step(params, state, [cohort] if isinstance(cohort, Cohort) else cohort, needs)
+        intake = self.open(params, state, needs)
+        for chunk in [cohort] if isinstance(cohort, Cohort) else cohort:
+            intake.take(chunk)
+        after = intake.close()
         return after.params, after.state, after.report()
 
-    def step(
-        self,
-        params: Params,
-        state: State,
-        chunks: Iterable[Cohort],
-        needs: Needs = "meta",
-        *,
-        lanes: Iterable[int] | None = None,
-        ranks: Ranks = ALONE,
-        trusting: bool = False,
-    ) -> After:
-        """`apply` for those who run many rounds: the report is read later, chunks may lie in lanes and on other ranks.
+    def open(
+        self, params: Params, state: State, needs: Needs = "meta", *, trusting: bool = False, ranks: Ranks = ALONE
+    ) -> Intake:
+        """`apply` for those who run many rounds: chunks are handed in as they come, the report is read later.
 
-        `trusting` waits for no device: finite rows are taken for granted, and `After.sound` tells once it is read.
+        `trusting` waits for no device: finite rows are taken for granted, and `After.sound` tells whether they were.
         """
-        if self.memory is not None:
-            chunks = (require(chunk, self.name, self.memory.sends) for chunk in chunks)
         totals = self.memory is not None and self.memory.sums_updates
         rule = Rule(self.upload, self.combine, needs, totals, trusting, ranks)
-        got = aggregate(chunks, params, state, rule, lanes)
+        return Intake(self, Aggregation(params, state, rule))
+
+    def __repr__(self) -> str:
+        slots = ", ".join(f"{name}={getattr(self, name)!r}" for name in SLOTS if getattr(self, name) is not None)
+        return f"{self.name}({slots})"
+
+
+class Intake:
+    """A round that is open: chunks go in, `close` takes the server step."""
+
+    def __init__(self, algorithm: Algorithm, aggregation: Aggregation) -> None:
+        self.algorithm, self.aggregation = algorithm, aggregation
+
+    def take(self, chunk: Cohort, lane: int = 0) -> None:
+        if self.algorithm.memory is not None:
+            require(chunk, self.algorithm.name, self.algorithm.memory.sends)
+        self.aggregation.take(chunk, lane)
+
+    def close(self, also: Mapping[str, Tensor] | None = None) -> After:
+        """The server step. `also`: what else is to be read with the round's numbers, under its names."""
+        params, state = self.aggregation.params, self.aggregation.state
+        algorithm, memory = self.algorithm, self.algorithm.memory
+        got = self.aggregation.finish()
         if not got.admitted:
-            return After(
-                params, state, got, {"pseudo_gradient_norm": 0.0, "mean_update_norm": 0.0, "cosine": got.cosine}
-            )
+            nothing = {"pseudo_gradient_norm": 0.0, "mean_update_norm": 0.0, "cosine": got.cosine}
+            return After(params, state, got, nothing, also)
 
         info = Info(state.round, got.gradient, got.admitted, state.population, got.squares, got.extra)
         x = _exact(params)
-        step, server, info = self.server.update(got.gradient, state.server, x, info)
-        params = {name: (x[name] - step[name]).to(leaf.dtype) for name, leaf in params.items()}
-        memory = state.memory
-        if self.memory and self.memory.settle:
-            memory = self.memory.settle(memory, got.extra, state.population)
+        step, server, info = algorithm.server.update(got.gradient, state.server, x, info)
+        shared = state.memory
+        if memory is not None and memory.settle is not None:
+            shared = memory.settle(shared, got.extra, state.population)
         numbers = {
             "pseudo_gradient_norm": tree.norm(got.gradient),
             "mean_update_norm": got.mean_norm,
             "cosine": got.cosine,
-            **self.upload.report(state.upload, got.notes),
+            **algorithm.upload.report(state.upload, got.notes),
             **info.notes,
         }
         state = dataclasses.replace(
@@ -143,23 +156,29 @@ class Algorithm:
             buffers=got.buffers or state.buffers,
             server=server,
             combine=got.combine,
-            upload=self.upload.settle(state.upload, got.notes),
-            memory=memory,
+            upload=algorithm.upload.settle(state.upload, got.notes),
+            memory=shared,
         )
-        return After(params, state, got, numbers)
-
-    def __repr__(self) -> str:
-        slots = ", ".join(f"{name}={getattr(self, name)!r}" for name in SLOTS if getattr(self, name) is not None)
-        return f"{self.name}({slots})"
+        moved = {name: (x[name] - step[name]).to(leaf.dtype) for name, leaf in params.items()}
+        return After(moved, state, got, numbers, also)
 
 
 class After:
     """What a round leaves: parameters and state at once, its numbers when they are read."""
 
-    def __init__(self, params: Params, state: State, got: Aggregate, numbers: Mapping[str, float | Tensor]) -> None:
+    def __init__(
+        self,
+        params: Params,
+        state: State,
+        got: Aggregate,
+        numbers: Mapping[str, float | Tensor],
+        also: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.params, self.state, self._got = params, state, got
         values = {f"number/{name}": value for name, value in numbers.items()}
         values |= {f"column/{name}": column for name, column in got.columns.items()}
+        values |= {f"also/{name}": value for name, value in (also or {}).items()}
+        values["leaves"] = torch.stack([leaf.isfinite().all() for leaf in params.values()])
         if got.finite is not None:
             values["finite"] = got.finite
         self.readings = Readings(values)
@@ -169,6 +188,14 @@ class After:
         """Whether every row that was taken for finite was."""
         finite = self.readings.read().get("finite")
         return finite is None or bool(finite.bool().all())
+
+    def nonfinite_leaf(self) -> str | None:
+        """The first leaf of the model that holds a NaN or an infinity."""
+        finite = self.readings.read()["leaves"].tolist()
+        return next((name for name, good in zip(self.params, finite, strict=True) if not good), None)
+
+    def also(self, name: str) -> Tensor:
+        return self.readings.read()[f"also/{name}"]
 
     def report(self) -> Report:
         got = self._got

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -53,7 +53,10 @@ class Batching:
 
 @dataclass(frozen=True)
 class Plan:
-    """The batches of a stack of K clients over S steps of at most B rows; `sizes` says how many rows are real."""
+    """The batches of a stack of K clients over S steps of at most B rows; `sizes` says how many rows are real.
+
+    All of it lies on the host, where it is made.
+    """
 
     clients: Tensor  # (K,)
     examples: Tensor  # (K,) used in one epoch
@@ -67,7 +70,7 @@ def plan(
     data: FederatedData, clients: Tensor, batching: Batching, seed: int, round: int, purpose: str = "batches"
 ) -> Plan:
     """Every epoch is a fresh permutation of the client's rows, cut into batches, the short last one kept."""
-    offsets = data.offsets.cpu()
+    offsets = data.host_offsets
     starts = offsets[clients]
     rows = offsets[clients + 1] - starts
     used, steps = batching.counts(rows)
@@ -92,8 +95,30 @@ def plan(
         chosen[members] = order.gather(1, where).reshape(len(members), most_steps, batch)
     where = (starts[:, None, None] + chosen).clamp(max=data.indices.numel() - 1)  # an empty last client starts beyond
     dropout = random.bits(random.key(seed, round, clients, f"{purpose}/dropout"), most_steps)
-    device = data.indices.device
-    return Plan(clients, used, steps, data.indices[where.to(device)], real.sum(-1), dropout.to(device))
+    return Plan(clients, used, steps, data.host_indices[where], real.sum(-1), dropout)
+
+
+NO_PLAN = Plan(*(torch.zeros(0, dtype=torch.int64) for _ in range(6)))
+
+
+def joined(plans: Sequence[Plan]) -> Plan:
+    """The plans of several stacks as that of one; what a shorter one lacks in steps or rows is padding."""
+    if len(plans) == 1:
+        return plans[0]
+    steps, rows = (max(plan.index.shape[axis] for plan in plans) for axis in (1, 2))
+
+    def grown(plan: Plan) -> Plan:
+        short, narrow = steps - plan.index.shape[1], rows - plan.index.shape[2]
+        if not short and not narrow:
+            return plan
+        index = torch.nn.functional.pad(plan.index, (0, narrow, 0, short))
+        padding = plan.index[:, :1, :1].expand(-1, steps, rows)
+        real = torch.nn.functional.pad(torch.ones_like(plan.index, dtype=torch.bool), (0, narrow, 0, short))
+        sizes, keys = (torch.nn.functional.pad(each, (0, short)) for each in (plan.sizes, plan.keys))
+        return replace(plan, index=torch.where(real, index, padding), sizes=sizes, keys=keys)
+
+    columns = zip(*(vars(grown(plan)).values() for plan in plans), strict=True)
+    return Plan(*(torch.cat(column) for column in columns))
 
 
 def _alike(rows: Tensor, epochs: Tensor) -> Iterator[Tensor]:

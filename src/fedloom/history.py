@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from fedloom.errors import choose
+from fedloom.errors import Diverged, choose
 from fedloom.types import Params, State
 
 
@@ -24,6 +24,7 @@ class History:
     state: State | None = None
     resolved: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    diverged: Diverged | None = None  # why a trial among others ended early
 
     def state_dict(self) -> Params:
         """Everything `nn.Module.load_state_dict` needs: what was trained, what was averaged, what was frozen."""

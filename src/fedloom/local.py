@@ -47,7 +47,7 @@ def step(
     carry: Carry,
     batch: tuple[Features, Features],
     mask: Tensor | None,
-    rows: Tensor,
+    rows: Tensor | int,
     key: Tensor,
     info: Info,
 ) -> Carry:
@@ -72,7 +72,7 @@ def gradient_step(
     carry: Carry,
     batch: tuple[Features, Features],
     mask: Tensor | None,
-    rows: Tensor,
+    rows: Tensor | int,
     key: Tensor,
     info: Info,
 ) -> Carry:

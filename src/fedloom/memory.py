@@ -97,6 +97,16 @@ class RowStore:
         found = [self.rows.get(client, zero) for client in clients]
         return {name: torch.stack([row[name] for row in found]) for name in like}
 
-    def put(self, clients: list[int], rows: Params) -> None:
+    def put(self, clients: list[int], rows: Params) -> dict[int, Params | None]:
+        """Replace the rows of `clients`; what stood there before is returned, for `restore`."""
+        before = {client: self.rows.get(client) for client in clients}
         for index, client in enumerate(clients):
             self.rows[client] = {name: leaf[index].clone() for name, leaf in rows.items()}
+        return before
+
+    def restore(self, before: Mapping[int, Params | None]) -> None:
+        for client, row in before.items():
+            if row is None:
+                del self.rows[client]
+            else:
+                self.rows[client] = row

@@ -14,7 +14,7 @@ from fedloom.data.federated import FederatedData
 from fedloom.errors import FedloomError
 from fedloom.evaluation import per_example
 from fedloom.executors.auto import resolve
-from fedloom.executors.job import Assignment, Job
+from fedloom.executors.job import Assignment, Job, cut
 from fedloom.functional import Functional, floating_dtype
 from fedloom.memory import RowStore
 from fedloom.task import Task
@@ -71,10 +71,10 @@ def personalize(
     if len(chosen) and not 0 <= int(chosen[0]) <= int(chosen[-1]) < data.population:
         got = ", ".join(str(client) for client in chosen.tolist() if not 0 <= client < data.population)
         raise FedloomError(f"personalize clients: expected ids in 0..{data.population - 1}, got {got}")
-    job = Job(functional, algorithm, data, batching, seed)
+    job = Job(functional, algorithm, data, batching)
     job, choice = resolve(job, executor, None, len(chosen))
-    shared = tree.zeros_like(params)
-    assignment = Assignment(0, 0, chosen, params, buffers, shared, RowStore())
+    rates = algorithm.client_rates
+    assignment = Assignment(seed, 0, 0, data, params, buffers, tree.zeros_like(params), RowStore(), rates)
     names = ("loss", *task.metrics)
     place = {client: at for at, client in enumerate(chosen.tolist())}
     before = {name: torch.full((len(chosen),), torch.nan, dtype=torch.float64) for name in names}
@@ -90,7 +90,7 @@ def personalize(
     for client in chosen.tolist():
         measure(before, client, params, buffers)
     functional.module.train()
-    for part in choice.run(job, assignment):
+    for part in choice.run(job, ([part] for part in cut(job, assignment, chosen))):
         updates, own = part.cohort.updates, part.cohort.buffers or {}
         for at, client in enumerate(part.cohort.clients.tolist()):
             tuned = {name: leaf - updates[name][at] for name, leaf in params.items()}

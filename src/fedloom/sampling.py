@@ -49,6 +49,11 @@ class Sampler:
     each_draw_counts: bool = False  # weight 1 / M per draw, whatever the client's size
     forced: Mapping[int, Tensor] = field(default_factory=dict)  # cohorts of single rounds, drawn by nobody
 
+    @property
+    def observes(self) -> bool:
+        """Whether a draw depends on what earlier rounds told."""
+        return self.observe is not _no_observe
+
 
 def uniform() -> Sampler:
     """M distinct clients, uniformly without replacement."""

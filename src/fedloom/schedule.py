@@ -21,11 +21,14 @@ class Schedule:
 
     name: str
     rate: Callable[[int], float]
-    shape: Callable[[int, int | Tensor], float | Tensor] | None = None
+    shape: Callable[[int | Tensor, int | Tensor], float | Tensor] | None = None
 
-    def __call__(self, round: int, step: int = 0, steps: int | Tensor = 1) -> float | Tensor:
-        rate = self.rate(round)
-        return rate if self.shape is None else rate * self.shape(step, steps)
+    def __call__(
+        self, round: int, step: int | Tensor = 0, steps: int | Tensor = 1, rate: float | Tensor | None = None
+    ) -> float | Tensor:
+        """The rate at a step; `rate` is what the round's comes to, where that is known already."""
+        base = self.rate(round) if rate is None else rate
+        return base if self.shape is None else base * self.shape(step, steps)
 
     def total(self, round: int, steps: Tensor) -> Tensor:
         """The sum of the rates of `steps` local steps: steps times the rate, unless it varies within a round."""
@@ -148,7 +151,7 @@ def within_round(rate: Rate, warmup: float = 0.06) -> Schedule:
     """
     base = as_schedule(rate, "within_round")
 
-    def shape(step: int, steps: int | Tensor) -> Tensor:
+    def shape(step: int | Tensor, steps: int | Tensor) -> Tensor:
         count = torch.as_tensor(steps, dtype=torch.float64)
         rising = torch.ceil(warmup * count)
         up = step / rising.clamp(min=1.0)

@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 import math
-import platform
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from inspect import signature
+from itertools import zip_longest
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fedloom import __version__, random, tree
+from fedloom import random
 from fedloom.algorithm import Algorithm
 from fedloom.batches import Batching
 from fedloom.callbacks import Callback
 from fedloom.data.federated import FederatedData, count
 from fedloom.errors import Diverged, FedloomError, choose
 from fedloom.estimate import estimate_accumulator
-from fedloom.evaluation import evaluate, evaluate_clients, percentiles
-from fedloom.executors.auto import resolve
-from fedloom.executors.job import Assignment, Job
+from fedloom.executors.auto import Choice, resolve
+from fedloom.executors.job import Job, Part, cut
 from fedloom.functional import Functional
-from fedloom.gate import NONFINITE
 from fedloom.history import History
-from fedloom.memory import RowStore
 from fedloom.progress import rounds_bar
-from fedloom.rundir import RunDirectory
-from fedloom.sampling import Drawn, Sampler, as_sampler, cohort_size
+from fedloom.records import Records
+from fedloom.sampling import Sampler, as_sampler, cohort_size
 from fedloom.system import System
 from fedloom.task import Task
-from fedloom.types import Cohort, Needs, Params, PartState, Report
+from fedloom.trial import Round, Setup, Trial
+from fedloom.types import Params
 
 EVALUATIONS = ("test", "train", "clients")
 CHEAP = 1000
@@ -85,131 +81,271 @@ def simulate(
     >>> [record["round"] for record in history.rounds]
     [0, 1]
     """
-    began = time.perf_counter()
+    given = dict(locals())
+    shared = {name: given.pop(name) for name in ("executor", "device", "dtype", "chunk", "progress")}
+    [history] = _run([given], **shared)
+    if history.diverged is not None:
+        raise history.diverged
+    return history
+
+
+def simulate_trials(
+    task: Task,
+    data: FederatedData,
+    trials: Sequence[Mapping[str, Any]],
+    *,
+    executor: str = "auto",
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    chunk: int | None = None,
+    progress: bool = False,
+    **shared: Any,
+) -> list[History]:
+    """Several runs of `simulate` as one program: seeds, learning rates, server optimizers.
+
+    A trial is a dict of what is its own: `algorithm`, `seed`, `sampling_seed`, `sampler`, `cohort`, `params`, `system`,
+    `callbacks`, `run_dir`, or `data` with another partition of the same rows. Everything else is `shared`. Clients of
+    all trials train in one stack, so the clients' optimizers may differ in their learning rates alone. A trial that
+    diverges ends there, which its `history.diverged` says; the others go on.
+
+    >>> import fedloom as fl
+    >>> data = fl.load("digits", partition="iid", clients=10)
+    >>> task = fl.Task(model=lambda: fl.models.Logistic(64, 10))
+    >>> trials = [{"algorithm": fl.fedavg(client_lr=rate)} for rate in (0.01, 0.1)]
+    >>> [len(history.rounds) for history in fl.simulate_trials(task, data, trials, rounds=2, cohort=5)]
+    [2, 2]
+    """
+    defaults = {
+        name: parameter.default
+        for name, parameter in signature(simulate).parameters.items()
+        if parameter.default is not parameter.empty
+    }
+    for name in ("executor", "device", "dtype", "chunk", "progress"):
+        del defaults[name]
+    known = {*defaults, "algorithm", "data"}
+    for name in (*shared, *(name for trial in trials for name in trial)):
+        if name not in known:
+            raise choose("simulate_trials", name, known)
+    if not trials:
+        raise FedloomError("simulate_trials: expected at least one trial, got none")
+    alike = {name: value for name, value in {**defaults, **shared}.items() if name in ALIKE}
+    for number, trial in enumerate(trials):
+        for name, value in alike.items():
+            if name in trial and trial[name] != value:
+                raise FedloomError(
+                    f"simulate_trials trial {number}: {name} must be the same in all: expected {value!r}, got "
+                    f"{trial[name]!r}; pass it once, beside the trials"
+                )
+        if "algorithm" not in {**shared, **trial}:
+            raise FedloomError(f"simulate_trials trial {number}: expected an algorithm, got none")
+    given = [{"task": task, "data": data, **defaults, **shared, **trial} for trial in trials]
+    return _run(given, executor, device, dtype, chunk, progress)
+
+
+ALIKE = ("rounds", "epochs", "steps", "batch_size", "drop_last")
+"""What stacked runs share, beside the model and the data: the shape of the work."""
+
+
+def _run(
+    runs: Sequence[dict[str, Any]],
+    executor: str,
+    device: str | torch.device | None,
+    dtype: torch.dtype | None,
+    chunk: int | None,
+    progress: bool,
+) -> list[History]:
+    target = _device(device)
+    place = _Place(target, dtype)
+    setups = [_setup(given, place) for given in runs]
+    _check_stackable(setups)
+    first = setups[0]
+    size = sum(
+        max(cohort_size(setup.cohort, setup.data.population, t, setup.most) for t in (0, setup.rounds - 1))
+        for setup in setups
+    )
+    job = Job(first.functional, first.algorithm, first.data, first.batching)
+    job, choice = resolve(job, executor, chunk, size)
+    trials = []
+    with rounds_bar(first.rounds * len(runs), progress) as shown, random.generator_kept(job.draws):
+        for setup, given in zip(setups, runs, strict=True):
+            setup = replace(setup, draws=job.draws, callbacks=(shown, *setup.callbacks))
+            history = History(
+                constants=setup.functional.constants,
+                names=setup.functional.names,
+                resolved={**_resolved(job, choice, target), **setup.recorded},
+            )
+            config = _config(given, setup) if given["config"] is None else given["config"]
+            records = Records(given["run_dir"], config, history, setup.data, setup.seed)
+            trials.append(Trial(setup, history, records, ahead=target.type == "cuda"))
+        _drive(trials, job, choice)
+    return [trial.history if trial.history.diverged else trial.finish() for trial in trials]
+
+
+def _drive(trials: Sequence[Trial], job: Job, choice: Choice) -> None:
+    """All rounds of all trials, in step."""
+
+    def alone(trial: Trial, t: int) -> None:
+        _round([trial], t, job, choice, trusting=False)
+
+    def settle(trial: Trial, ahead: int) -> None:
+        try:
+            while len(trial.pending) > ahead:
+                trial.settle(alone)
+        except Diverged as error:
+            trial.history.diverged, trial.over = error, True
+
+    for t in range(trials[0].setup.rounds):
+        live = [trial for trial in trials if not trial.over]
+        _round(live, t, job, choice)
+        for trial in live:
+            settle(trial, 1 if trial.ahead else 0)
+    for trial in trials:
+        settle(trial, 0)
+
+
+def _round(live: Sequence[Trial], t: int, job: Job, choice: Choice, trusting: bool = True) -> None:
+    """Round t of the trials: their cohorts train as one."""
+    job.functional.module.train()
+    begun: dict[int, tuple[Trial, Round]] = {}
+    parts: list[list[Part]] = []
+    for trial in live:
+        round, assignment = trial.begin(t, trusting and trial.ahead)
+        begun[id(assignment)] = trial, round
+        parts.append(cut(job, assignment, round.drawn.clients))
+    for trained in choice.run(job, _stacks(job, parts)):
+        trial, round = begun[id(trained.part.assignment)]
+        trial.take(round, trained)
+    for trial, round in begun.values():
+        trial.close(round)
+
+
+def _stacks(job: Job, parts: Sequence[Sequence[Part]]) -> Iterator[list[Part]]:
+    """Parts of all trials that train at once: the first of each together, then the second, as many as fit."""
+    for abreast in zip_longest(*parts):
+        stack: list[Part] = []
+        for part in abreast:
+            if part is None:
+                continue
+            if stack and sum(len(each.clients) for each in stack) + len(part.clients) > job.chunk:
+                yield stack
+                stack = []
+            stack.append(part)
+        if stack:
+            yield stack
+
+
+class _Place:
+    """Where data and model go; rows that several partitions share are moved once."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype | None) -> None:
+        self.device, self.dtype = device, dtype
+        self.moved: list[tuple[FederatedData, FederatedData]] = []
+
+    def put(self, data: FederatedData) -> FederatedData:
+        for before, after in self.moved:
+            if data is before:
+                return after
+            if data.x is before.x and data.y is before.y and data.test is before.test:
+                rest = replace(data, x=after.x, y=after.y, test=after.test)
+                return replace(rest, indices=data.indices.to(self.device), offsets=data.offsets.to(self.device))
+        self.moved.append((data, data.to(self.device, self.dtype)))
+        return self.moved[-1][1]
+
+
+def _setup(given: Mapping[str, Any], place: _Place) -> Setup:
+    """What one run is given, checked, with its data and its model on the device."""
+    task, data, algorithm, rounds = (given[name] for name in ("task", "data", "algorithm", "rounds"))
     _check_kinds(task=(task, Task), data=(data, FederatedData), algorithm=(algorithm, Algorithm))
-    batching = Batching(epochs, steps, batch_size, drop_last)
-    _check_counts(rounds=rounds, eval_every=1 if eval_every is None else eval_every)
-    who, draw_seed = as_sampler(sampler), seed if sampling_seed is None else sampling_seed
-    most = math.inf if who.each_draw_counts else data.population  # with replacement there is no bound
-    size = max(cohort_size(cohort, data.population, t, most) for t in (0, rounds - 1))
-    for name in evaluate_on:
+    batching = Batching(*(given[name] for name in ("epochs", "steps", "batch_size", "drop_last")))
+    every = given["eval_every"]
+    _check_counts(rounds=rounds, eval_every=1 if every is None else every)
+    seed, draw_seed = given["seed"], given["sampling_seed"]
+    who = as_sampler(given["sampler"])
+    for name in given["evaluate_on"]:
         if name not in EVALUATIONS:
             raise choose("evaluate_on", name, EVALUATIONS)
-    target = _device(device)
-    data = data.to(target, dtype)
-    used, _ = batching.counts(data.examples.cpu())
-    through = used if algorithm.work.name == "full_gradient" else batching.rows(data.examples.cpu())
+    most = math.inf if who.each_draw_counts else data.population
+    size = max(cohort_size(given["cohort"], data.population, t, most) for t in (0, rounds - 1))
+    data = place.put(data)
+    used, _ = batching.counts(data.sizes)
     if not bool((used > 0).any()):
-        largest = int(data.examples.max())
+        largest = int(data.sizes.max())
         raise FedloomError(
-            f"drop_last: expected a client with a whole batch of {batch_size}, the largest has {largest}"
+            f"drop_last: expected a client with a whole batch of {batching.batch_size}, the largest has {largest}"
         )
-    functional = Functional.of(task, seed, target, dtype)
+    functional = Functional.of(task, seed, place.device, place.dtype)
     functional = replace(functional, metrics=task.metrics, augment=data.augment)
-    if params is not None:
-        functional = functional.starting_from(params)
+    if given["params"] is not None:
+        functional = functional.starting_from(given["params"])
     recorded: dict[str, Any] = {}
     if algorithm.server.resolve is not None:
-        recorded["initial_accumulator"] = estimate_accumulator(
-            task, data, functional.leaves, seed, batch_size=batch_size
-        )
-        algorithm = replace(algorithm, server=algorithm.server.resolve(recorded["initial_accumulator"]))
-
-    job = Job(functional, algorithm, data, batching, seed)
-    job, choice = resolve(job, executor, chunk, size)
-    history = History(
-        constants=functional.constants,
-        names=functional.names,
-        resolved={
-            "executor": choice.executor,
-            "chunk": choice.chunk,
-            "why": choice.why,
-            "device": str(target),
-            "dtype": str(next(iter(functional.params.values())).dtype).removeprefix("torch."),
-            "threads": torch.get_num_threads(),
-            **recorded,
-        },
+        estimate = estimate_accumulator(task, data, functional.leaves, seed, batch_size=batching.batch_size)
+        recorded["initial_accumulator"] = estimate
+        algorithm = replace(algorithm, server=algorithm.server.resolve(estimate))
+    return Setup(
+        task=task,
+        data=data,
+        algorithm=algorithm,
+        functional=functional,
+        batching=batching,
+        rounds=rounds,
+        cohort=given["cohort"],
+        seed=seed,
+        draw_seed=seed if draw_seed is None else draw_seed,
+        sampler=who,
+        system=given["system"] or System(),
+        every=every or _rarely(data, batching, size),
+        evaluate_on=given["evaluate_on"],
+        alignment=given["alignment"],
+        callbacks=tuple(given["callbacks"]),
+        recorded=recorded,
     )
-    if config is None:
-        config = {
-            "algorithm": repr(algorithm),
-            "rounds": rounds,
-            "cohort": cohort if isinstance(cohort, int | float) else repr(cohort),
-            "epochs": epochs,
-            "steps": steps,
-            "batch_size": batch_size,
-            "drop_last": drop_last,
-            "seed": seed,
-            "sampling_seed": sampling_seed,
-            "sampler": who.name,
-            "eval_every": eval_every,
-            "evaluate_on": list(evaluate_on),
-            "alignment": alignment,
-            "system": vars(system or System()),
-        }
-    run = _Records(run_dir, config, history, data, seed)
 
-    x = functional.params
-    state = algorithm.init(x, data.population, buffers=functional.buffers, examples=data.examples.cpu())
-    sampling, rows = who.init(data.population), RowStore()
-    lost: dict[int, str] = {}
-    every = eval_every or _rarely(data, batching, size)
-    devices = system or System()
-    needs: Needs = "alignment" if alignment else who.needs
-    processed = 0.0
 
-    def measure(t: int, params: Params, buffers: Params) -> dict[str, float]:
-        if job.draws:
-            torch.manual_seed(int(random.key(seed, t, 0, "evaluation")))
-        return _evaluate(functional, params, buffers, data, task, evaluate_on)
+def _check_stackable(setups: Sequence[Setup]) -> None:
+    """Runs in one stack have the same rows, and clients that differ in their rates alone."""
+    first = setups[0]
+    expected = _client_work(first.algorithm)
+    for number, setup in enumerate(setups[1:], start=1):
+        if setup.data.x is not first.data.x or setup.data.y is not first.data.y:
+            raise FedloomError(f"simulate_trials trial {number}: expected the rows of trial 0's data, got others")
+        if (got := _client_work(setup.algorithm)) != expected:
+            raise FedloomError(
+                f"simulate_trials trial {number}: expected clients that differ from trial 0's in their rate alone, "
+                f"{expected}; got {got}: run it by itself"
+            )
 
-    with rounds_bar(rounds, progress) as shown, random.generator_kept(job.draws):
-        for t in range(rounds):
-            started = time.perf_counter()
-            goal = cohort_size(cohort, data.population, t, most)
-            here = torch.where(devices.available(draw_seed, t, data.population), used, 0)
-            drawn = _draw(who, random.key(draw_seed, t, 0, "cohort"), t, devices.asked(goal), here, sampling)
-            work = through[drawn.clients]
-            reports = devices.reports(draw_seed, t, drawn.clients, work, goal)
-            drawn = drawn.only(reports.mask)
-            shared = {name: leaf.to(x[name].dtype) for name, leaf in state.memory.items()}
-            assignment = Assignment(t, state.round, drawn.clients, x, state.buffers, shared, rows)
-            functional.module.train()
-            arrivals = _Arrivals(choice.run(job, assignment), drawn, who.each_draw_counts)
-            before = x, state
-            x, state, report = algorithm.apply(x, state, arrivals, needs)
-            lost = _lost(lost, report)
-            if (diverged := _diverged(t, x, lost, data.population)) is not None:
-                history.params, history.state, history.buffers = before[0], before[1], before[1].buffers
-                run.keep(t, history, rows, sampling)
-                raise diverged
-            arrivals.store(rows, report)
-            sampling = who.observe(sampling, report)
 
-            processed += float(work[reports.mask].sum())
-            record = {"round": t, "train_loss": arrivals.loss(report), **arrivals.metrics(report), **report}
-            record |= {"asked": len(reports.mask), "examples_processed": processed}
-            if reports.seconds is not None:
-                record["simulated_seconds"] = reports.seconds
-            if alignment:
-                record["divergence"] = _divergence(report, algorithm.client_rates.rate(before[1].round))
-            evaluated = (t + 1) % every == 0 or t + 1 == rounds
-            if evaluated:
-                record |= measure(t, x, state.buffers)
-            record["seconds"] = time.perf_counter() - started
-            history.rounds.append(record)
-            shown(record)
-            answers = [callback(record) for callback in callbacks]  # every callback sees every round
-            if any(answers) and not evaluated:
-                record |= measure(t, x, state.buffers)
-            run.record(record)
-            if any(answers):
-                break
+def _client_work(algorithm: Algorithm) -> str:
+    """What clients do, up to the learning rate: names show every setting of a part."""
+    client = repr(algorithm.client)
+    if algorithm.client.rates is not None:
+        client = client.replace(f"scale({algorithm.client.rates})", "scale(rate)")
+    return f"{algorithm.work!r}, {client}, {algorithm.memory!r}"
 
-    history.params, history.buffers, history.state = x, state.buffers, state
-    history.seconds = time.perf_counter() - began
-    run.finish(history, rows, sampling)
-    return history
+
+def _resolved(job: Job, choice: Choice, target: torch.device) -> dict[str, Any]:
+    return {
+        "executor": choice.executor,
+        "chunk": choice.chunk,
+        "why": choice.why,
+        "device": str(target),
+        "dtype": str(next(iter(job.functional.params.values())).dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _config(given: Mapping[str, Any], setup: Setup) -> dict[str, Any]:
+    cohort = given["cohort"]
+    kept = ("rounds", "epochs", "steps", "batch_size", "drop_last", "seed", "sampling_seed", "eval_every", "alignment")
+    return {
+        "algorithm": repr(setup.algorithm),
+        "cohort": cohort if isinstance(cohort, int | float) else repr(cohort),
+        **{name: given[name] for name in kept},
+        "sampler": setup.sampler.name,
+        "evaluate_on": list(setup.evaluate_on),
+        "system": vars(setup.system),
+    }
 
 
 def _rarely(data: FederatedData, batching: Batching, size: int) -> int:
@@ -219,170 +355,6 @@ def _rarely(data: FederatedData, batching: Batching, size: int) -> int:
         return 1
     trained = 3 * size * max(1.0, float(batching.rows(data.examples.cpu()).double().mean()))
     return max(1, math.ceil(tested / (0.1 * trained)))
-
-
-def _evaluate(
-    functional: Functional, params: Params, buffers: Params, data: FederatedData, task: Task, on: Sequence[str]
-) -> dict[str, float]:
-    """`test_accuracy`, `trainset_accuracy`, `client_accuracy/p5` and the like, as far as there is data for them."""
-    found: dict[str, float] = {}
-    if "test" in on and data.test is not None:
-        test = evaluate(functional, params, buffers, *data.test, task.metrics)
-        found |= {f"test_{name}": value for name, value in test.items()}
-    if "train" in on:
-        plain = getattr(data.augment, "plain", None)  # what augmentation is to an example at rest: a central crop, say
-        x = data.x if plain is None else plain(data.x)
-        train = evaluate(functional, params, buffers, x, data.y, task.metrics)
-        found |= {f"trainset_{name}": value for name, value in train.items()}
-    if "clients" in on:
-        if data.test is None or data.client_test is None:
-            raise FedloomError("evaluate_on 'clients': expected per-client test rows, got none: pass client_test")
-        for name, values in evaluate_clients(functional, params, buffers, data, task.metrics).items():
-            found |= {f"client_{name}/{cut}": value for cut, value in percentiles(values).items()}
-    return found
-
-
-class _Arrivals(Iterable[Cohort]):
-    """The cohort's chunks on their way into `apply`, remembering what is needed once it says who was admitted."""
-
-    def __init__(self, trained: Iterable[Any], drawn: Drawn, each_draw_counts: bool) -> None:
-        self.trained, self.each_draw_counts = trained, each_draw_counts
-        counts = drawn.multiplicity if drawn.multiplicity is not None else torch.ones_like(drawn.clients)
-        self.multiplicity = dict(zip(drawn.clients.tolist(), counts.tolist(), strict=True))
-        self.kept: list[tuple[Tensor, Params]] = []
-        self.losses: list[Tensor] = []
-        self.counted: dict[str, list[Tensor]] = {}
-
-    def __iter__(self) -> Iterator[Cohort]:
-        for part in self.trained:
-            cohort = part.cohort
-            self.losses.append(cohort.losses.cpu())
-            self.kept.append((cohort.clients, part.rows))
-            for name, sums in part.counted.items():
-                self.counted.setdefault(name, []).append(sums.double().cpu())
-            counts = torch.tensor([self.multiplicity[client] for client in cohort.clients.tolist()])
-            weights = (cohort.examples > 0).double() if self.each_draw_counts else None
-            yield replace(cohort, multiplicity=counts, weights=weights)
-
-    def store(self, rows: RowStore, report: Report) -> None:
-        """Keep the memory rows of the clients that were admitted; the others' stay as they were."""
-        admitted = report.clients.admitted.tolist()
-        for clients, new in self.kept:
-            taken, admitted = admitted[: len(clients)], admitted[len(clients) :]
-            index = [i for i, yes in enumerate(taken) if yes]
-            if new and index:
-                rows.put(clients[index].tolist(), tree.map(lambda leaf, index=index: leaf[index], new))
-
-    def loss(self, report: Report) -> float:
-        """The mean training loss of the admitted clients, with their weights in the average."""
-        losses = torch.cat(self.losses).double() if self.losses else torch.zeros(0)
-        weight = report.clients.weight
-        return float((torch.where(weight > 0, losses, 0.0) * weight).sum()) if weight.sum() > 0 else float("nan")
-
-    def metrics(self, report: Report) -> dict[str, float]:
-        """What the admitted clients measured on the batches they trained on, all their rows together."""
-        admitted = report.clients.admitted
-        if not bool(admitted.any()):
-            return {}
-        sums = {name: torch.cat(parts)[admitted].sum(0) for name, parts in self.counted.items()}
-        return {f"train_{name}": float(above / below) for name, (above, below) in sums.items()}
-
-
-class _Records:
-    """What a run writes to its directory; nothing when it has none."""
-
-    def __init__(
-        self,
-        path: str | PathLike[str] | None,
-        config: Mapping[str, Any],
-        history: History,
-        data: FederatedData,
-        seed: int,
-    ) -> None:
-        self.directory = None if path is None else RunDirectory(Path(path))
-        if self.directory is not None:
-            self.fingerprint = data.fingerprint()
-            self.seed = seed
-            settled = {
-                k: v for k, v in history.resolved.items() if k in ("executor", "chunk", "device", "dtype", "threads")
-            }
-            self.directory.config({**config, **settled})
-
-    def record(self, record: Mapping[str, Any]) -> None:
-        if self.directory is not None:
-            self.directory.record(record)
-
-    def keep(self, round: int, history: History, rows: RowStore, sampling: Any) -> None:
-        """Write the state: parameters, buffers, the server's slots, memory rows, the sampler's."""
-        if self.directory is not None:
-            assert history.state is not None
-            self.directory.checkpoint(
-                round,
-                {
-                    "round": round,
-                    "params": history.params,
-                    "state": dict(vars(history.state)),
-                    "rows": {str(client): row for client, row in sorted(rows.rows.items())},
-                    "sampler": sampling,
-                },
-            )
-
-    def finish(self, history: History, rows: RowStore, sampling: Any) -> None:
-        if self.directory is None:
-            return
-        self.keep(len(history.rounds), history, rows, sampling)
-        last = history.rounds[-1] if history.rounds else {}
-        self.directory.summary(
-            {
-                "seed": self.seed,
-                "rounds": len(history.rounds),
-                "final": last,
-                "seconds": history.seconds,
-                "resolved": history.resolved,
-                "data_fingerprint": self.fingerprint,
-                "versions": {"fedloom": __version__, "torch": torch.__version__, "python": platform.python_version()},
-            }
-        )
-
-
-def _draw(who: Sampler, key: Tensor, t: int, size: int, examples: Tensor, state: PartState) -> Drawn:
-    """The round's cohort: the sampler's draw, or the one that was forced."""
-    if t not in who.forced:
-        return who.draw(key, size, examples, state)
-    clients = who.forced[t]
-    if len(clients) and not 0 <= int(clients[0]) <= int(clients[-1]) < len(examples):
-        raise FedloomError(f"round {t}, forced cohort: expected ids in 0..{len(examples) - 1}, got {clients.tolist()}")
-    return Drawn(clients)
-
-
-def _divergence(report: Report, rate: float) -> float:
-    """The mean distance of the clients' gradients, -D / eta, to their mean (Wu and Wang 2021, figure 7)."""
-    distance = report.clients.distance
-    if distance is None or not rate:
-        return math.nan
-    return float(distance[report.clients.admitted].mean()) / rate
-
-
-def _diverged(t: int, params: Params, lost: dict[int, str], population: int) -> Diverged | None:
-    """The global model is not finite, or nobody is left whose own is."""
-    if (leaf := tree.first_nonfinite(params)) is not None:
-        return Diverged(t, leaf)
-    if len(lost) >= min(3, population):
-        return Diverged(t, next(iter(lost.values())), "every client's model")
-    return None
-
-
-def _lost(before: dict[int, str], report: Report) -> dict[int, str]:
-    """The clients that became non-finite, and in which leaf, since anybody was admitted last.
-
-    One broken client is refused and the run goes on, however often it comes; when several do and nobody else is left,
-    it is the training that diverged.
-    """
-    if report["admitted"]:
-        return {}
-    rows = zip(report.clients.ids.tolist(), report.clients.reasons, strict=True)
-    found = {client: reason for client, reason in rows if reason is not None and reason.startswith(NONFINITE)}
-    return before | {client: reason.split("'")[1] for client, reason in found.items()}
 
 
 def _check_counts(**counts: Any) -> None:

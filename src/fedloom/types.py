@@ -75,8 +75,10 @@ class Info:
     sums: Mapping[str, Params] = field(default_factory=dict)  # over the admitted: of what memories send, of updates
     notes: dict[str, float | Tensor] = field(default_factory=dict)  # what parts add to the report
     # on a client
-    step: int = 0
+    step: int | Tensor = 0
     steps: int | Tensor = 1
+    rate: Tensor | None = None  # what `schedule` comes to in this round, where a stack has a rate for each client
+    schedule: Any = None
     anchor: Params = field(default_factory=dict)  # x^t
     shared: Params = field(default_factory=dict)  # the server's part of a memory
     row: Params = field(default_factory=dict)  # the client's own

@@ -50,6 +50,20 @@ class FederatedData:
         """The number of rows of every client."""
         return self.offsets.diff()
 
+    @cached_property
+    def host_offsets(self) -> Tensor:
+        """The offsets on the host, where batches are planned."""
+        return self.offsets.cpu()
+
+    @cached_property
+    def host_indices(self) -> Tensor:
+        return self.indices.cpu()
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """The number of rows of every client, on the host."""
+        return self.host_offsets.diff()
+
     def rows(self, client: int) -> Tensor:
         """The rows that `client` owns."""
         if not 0 <= client < self.population:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from textwrap import shorten
@@ -17,12 +17,12 @@ from fedloom import random, tree
 from fedloom.data.federated import Features, named_leaves, take
 from fedloom.dropout import SeededDropout
 from fedloom.errors import FedloomError, choose
-from fedloom.executors.job import Assignment, Job, Trained
+from fedloom.executors.job import Assignment, Executor, Job, Part, Trained
 from fedloom.executors.loop import loop
 from fedloom.executors.vectorized import vectorized
 from fedloom.memory import RowStore
 
-EXECUTORS: dict[str, Callable[[Job, Assignment], Iterator[Trained]]] = {"loop": loop, "vectorized": vectorized}
+EXECUTORS: dict[str, Executor] = {"loop": loop, "vectorized": vectorized}
 CHOICES = ("auto", *EXECUTORS)
 
 _STACK_BYTES = 2**28
@@ -37,8 +37,8 @@ class Choice:
     chunk: int
     why: str
 
-    def run(self, job: Job, assignment: Assignment) -> Iterator[Trained]:
-        return EXECUTORS[self.executor](job, assignment)
+    def run(self, job: Job, stacks: Iterable[Sequence[Part]]) -> Iterator[Trained]:
+        return EXECUTORS[self.executor](job, stacks)
 
 
 def resolve(job: Job, executor: str, chunk: int | None, cohort: int) -> tuple[Job, Choice]:
@@ -50,7 +50,7 @@ def resolve(job: Job, executor: str, chunk: int | None, cohort: int) -> tuple[Jo
     draws, job = _draws(job), dataclasses.replace(job, chunk=chunk or _chunk(job, cohort))
     job = dataclasses.replace(job, draws=draws, rows_independent=not draws and _rows_independent(job))
     if executor == "loop":
-        return job, Choice("loop", 1, "asked for")
+        return job, Choice("loop", job.chunk, "asked for")
     uncounted = ""
     obstacle = "its forward draws random numbers other than dropout's" if draws else _obstacle(job)
     if obstacle is not None and not draws and job.functional.metrics:
@@ -61,11 +61,11 @@ def resolve(job: Job, executor: str, chunk: int | None, cohort: int) -> tuple[Jo
         why = f"{type(job.functional.module).__name__} cannot be stacked: {obstacle}"
         if executor == "vectorized":
             warnings.warn(f"executor='vectorized': {why}; running the loop", stacklevel=3)
-        return job, Choice("loop", 1, why)
+        return job, Choice("loop", job.chunk, why)
     if executor == "vectorized":
         return job, Choice("vectorized", job.chunk, f"asked for{uncounted}")
     stacked, why = _rule(job, cohort)
-    return job, Choice("vectorized", job.chunk, f"{why}{uncounted}") if stacked else Choice("loop", 1, why)
+    return job, Choice("vectorized", job.chunk, f"{why}{uncounted}") if stacked else Choice("loop", job.chunk, why)
 
 
 def _rule(job: Job, cohort: int) -> tuple[bool, str]:
@@ -190,14 +190,14 @@ def _obstacle(job: Job) -> str | None:
     examples = job.data.examples
     clients = torch.nonzero(examples >= examples.clamp(max=2).max()).flatten()[:2].cpu()
     functional = job.functional
-    rows = RowStore()
     shared = tree.zeros_like(functional.params)
-    assignment = Assignment(0, 0, clients, functional.params, functional.buffers, shared, rows)
+    rates = job.algorithm.client_rates
+    assignment = Assignment(0, 0, 0, job.data, functional.params, functional.buffers, shared, RowStore(), rates)
     trial = dataclasses.replace(job.batching, epochs=1, steps=1, batch_size=2, drop_last=False)
     functional.module.train()
     try:
         with _no_slow_batching():
-            for _ in vectorized(dataclasses.replace(job, batching=trial, chunk=2), assignment):
+            for _ in vectorized(dataclasses.replace(job, batching=trial), [[Part(assignment, clients)]]):
                 pass
     except FedloomError:
         return None  # a mistake that the loop would meet too: let the training report it

@@ -5,148 +5,247 @@ Executors differ only in how they take a stack of clients through its local step
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedloom import local, tree
 from fedloom.algorithm import Algorithm
-from fedloom.batches import Batching, Plan, plan
+from fedloom.batches import NO_PLAN, Batching, Plan, joined, plan
 from fedloom.data.federated import FederatedData
 from fedloom.errors import FedloomError
 from fedloom.functional import Functional
 from fedloom.local import Carry
-from fedloom.memory import Extra, RowStore, Trace
+from fedloom.memory import Extra, Memory, RowStore, Trace
+from fedloom.readings import to_device
+from fedloom.schedule import Schedule
 from fedloom.types import Cohort, Info, Params
+
+LANES = 8
+"""Into how many lanes a cohort's chunks are dealt: up to that many processes share a round evenly."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What stays the same in every round of a run."""
+    """What stays the same in every round of a run, and for all runs that are stacked with it."""
 
     functional: Functional
     algorithm: Algorithm
     data: FederatedData
     batching: Batching
-    seed: int
     chunk: int = 16
+    workers: int = 1  # clients trained at a time by the loop
     rows_independent: bool = True  # may a batch be padded with rows that count for nothing?
     draws: bool = False  # does the forward draw random numbers of its own?
+    program: str = "none"  # "traced", "compiled": a stack's step as a program of fixed shape
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a round adds: who takes part, from which model."""
+    """One run's share of a round: whose data, from which model."""
 
+    seed: int
     round: int  # of the run: batches and dropout are drawn from it
     server_round: int  # completed by the server: rates follow it
-    clients: Tensor
+    data: FederatedData
     params: Params
     buffers: Params
     shared: Params  # the server's part of the memory
     rows: RowStore
+    rates: Schedule  # of the clients
 
-    def info(self, step: int, steps: Tensor, row: Params) -> Info:
-        return Info(self.server_round, {}, step=step, steps=steps, anchor=self.params, shared=self.shared, row=row)
+
+@dataclass(frozen=True)
+class Part:
+    """Clients of one run that train together, in one lane of its sums."""
+
+    assignment: Assignment
+    clients: Tensor
+    lane: int = 0
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A chunk of the cohort, and its clients' next memory rows, to be stored once the clients are admitted."""
+    """A part's updates, and its clients' next memory rows, to be stored once the clients are admitted."""
 
+    part: Part
     cohort: Cohort
     rows: Params
     counted: Params  # per metric and client: numerator and denominator over the batches it trained on
 
 
-Runner = Callable[[Job, Assignment, Plan, Carry, Params, Callable[..., Carry]], Carry]
-"""Takes a stack through the steps of a plan: `(job, assignment, plan, carry, memory rows, local.step) -> carry`."""
+Executor = Callable[[Job, Iterable[Sequence[Part]]], Iterator[Trained]]
+"""Trains stacks, each of one part or, where runs are stacked, of several; a part may come back in pieces, in order."""
 
 
-def chunks(job: Job, assignment: Assignment, size: int) -> Iterator[Tensor]:
-    """The cohort in chunks of clients with similar numbers of steps, so that little is padding."""
-    clients = assignment.clients.cpu().sort().values
+@dataclass(frozen=True)
+class Stack:
+    """Clients that train together: all leaves have a leading client axis, but for those that a single run shares."""
+
+    plan: Plan
+    carry: Carry
+    own: dict[str, Any]  # beside the batches, what a step reads of a client: steps, rate, row, anchor, shared
+    axes: dict[str, int | None]  # of `own`, in its order, for `vmap`: None where all clients share it
+    round: int | None  # of the server; None where stacked runs have come to different ones
+    t: int = 0  # of the run, for messages
+
+    @property
+    def anchor(self) -> Params:
+        params: Params = self.own["anchor"]
+        return params
+
+
+def info(job: Job, round: int | None, step: int | Tensor, own: dict[str, Any]) -> Info:
+    """What a client's transform is told at a step; `own` is its part of the stack's."""
+    return Info(-1 if round is None else round, {}, step=step, schedule=job.algorithm.client.rates, **own)
+
+
+Runner = Callable[[Job, Stack, Callable[..., Carry]], Carry]
+"""Takes a stack through the steps of its plan: `(job, stack, local.step) -> carry`."""
+
+
+def cut(job: Job, assignment: Assignment, clients: Tensor, lanes: int = LANES) -> list[Part]:
+    """The cohort in chunks of clients with similar numbers of steps, so that little is padding, lane after lane.
+
+    Chunks go to the lanes in turn, so that every lane has long ones and short ones.
+    """
+    clients = clients.cpu().sort().values
     if not len(clients):
-        return
-    _, steps = job.batching.counts(job.data.examples.cpu()[clients])
-    yield from clients[steps.argsort(stable=True)].split(size)
+        return []
+    _, steps = job.batching.counts(assignment.data.sizes[clients])
+    count = -(-len(clients) // job.chunk)
+    size = -(-len(clients) // count)  # even chunks: a short last one would cost as much as a full one
+    chunks = clients[steps.argsort(stable=True)].split(size)
+    dealt = [(lane, chunk) for lane in range(lanes) for chunk in chunks[lane::lanes]]
+    return [Part(assignment, chunk, lane) for lane, chunk in dealt]
 
 
-def train(job: Job, assignment: Assignment, clients: Tensor, run: Runner) -> Trained:
+def train(job: Job, parts: Sequence[Part], run: Runner) -> Iterator[Trained]:
     """A stack of clients through one round of local work."""
-    algorithm, params, buffers = job.algorithm, assignment.params, assignment.buffers
+    algorithm = job.algorithm
     memory = algorithm.memory
-    rows = assignment.rows.gather(clients.tolist(), params) if memory else {}
-    carry = _stack(local.start(job.functional, algorithm, params, buffers), len(clients))
-    next_rows: Params = {}
-    extra: Extra = {}
-
+    stack = _stacked(job, parts)
+    gradient: Params = {}
     if algorithm.work.name == "full_gradient":
-        carry, done = _whole_gradient(job, assignment, clients, carry, rows, run)
-        update, steps, seen = carry["gradients"], (done.examples > 0).long(), done.examples
+        stack = _planned(job, parts, stack, whole=True)
+        carry = _whole_gradient(run(job, stack, local.gradient_step), stack.plan)
+        update, steps, seen = carry["gradients"], (stack.plan.examples > 0).long(), stack.plan.examples
     else:
-        done = plan(job.data, clients, job.batching, job.seed, assignment.round)
-        steps, seen = done.steps, done.sizes.sum(1)
-        gradient: Params = {}
         if memory is not None and memory.gradient == "full":
-            sums = carry | {"gradients": _stack(tree.zeros_like(params), len(clients))}
-            gradient = _whole_gradient(job, assignment, clients, sums, rows, run)[0]["gradients"]
-        carry = run(job, assignment, done, carry, rows, local.step)
+            sums = stack.carry | {"gradients": tree.zeros_like(stack.carry["params"])}
+            once = _planned(job, parts, replace(stack, carry=sums), whole=True)
+            gradient = _whole_gradient(run(job, once, local.gradient_step), once.plan)["gradients"]
+        stack = _planned(job, parts, stack, whole=False)
+        steps, seen = stack.plan.steps, stack.plan.sizes.sum(1)
+        carry = run(job, stack, local.step)
         if memory is not None and memory.gradient == "mean":
             gradient = _divide_rows(carry["gradients"], steps)
-        update = tree.map(torch.sub, params, carry["params"])
-        rates = algorithm.client_rates.total(assignment.server_round, steps)
-        next_rows, extra = _remember(job, assignment, rows, carry["params"], rates, gradient)
-    cohort = Cohort(
-        clients=clients.to(carry["loss"].device),
-        examples=done.examples,
-        updates=tree.map(torch.detach, update),
-        steps=steps,
-        losses=carry["loss"] / seen.to(carry["loss"]),
-        buffers=carry["buffers"] or None,
-        extra=extra or None,
+        update = tree.map(torch.sub, stack.anchor, carry["params"])
+    losses = carry["loss"] / to_device(seen.to(carry["loss"].dtype), carry["loss"].device)
+    start = 0
+    for part in parts:
+        own = slice(start, start + len(part.clients))
+        start = own.stop
+        next_rows: Params = {}
+        extra: Extra = {}
+        if memory is not None and algorithm.work.name != "full_gradient":
+            rates = part.assignment.rates.total(part.assignment.server_round, steps[own])
+            mine = (_rows_of(leaves, own) for leaves in (stack.own["row"], carry["params"], gradient))
+            next_rows, extra = _remember(memory, part.assignment, rates, *mine)
+        cohort = Cohort(
+            clients=part.clients,
+            examples=stack.plan.examples[own],
+            updates=tree.map(torch.detach, _rows_of(update, own)),
+            steps=steps[own],
+            losses=losses[own],
+            buffers=_rows_of(carry["buffers"], own) or None,
+            extra=extra or None,
+        )
+        yield Trained(part, cohort, next_rows, _rows_of(carry["counted"], own))
+
+
+def _rows_of(leaves: Params, own: slice) -> Params:
+    return {name: leaf[own] for name, leaf in leaves.items()}
+
+
+def _stacked(job: Job, parts: Sequence[Part]) -> Stack:
+    """The stack before its first step, without a plan."""
+    sized = [(part.assignment, len(part.clients)) for part in parts]
+    first = parts[0].assignment
+    carry: Carry = _joined(
+        [_repeat(local.start(job.functional, job.algorithm, run.params, run.buffers), size) for run, size in sized]
     )
-    return Trained(cohort, next_rows, carry["counted"])
+    row: Params = {}
+    if job.algorithm.memory is not None:
+        row = _joined([part.assignment.rows.gather(part.clients.tolist(), first.params) for part in parts])
+    several = len(parts) > 1
+    anchor = _joined([_repeat(run.params, size) for run, size in sized]) if several else first.params
+    shared = _joined([_repeat(run.shared, size) for run, size in sized]) if several else first.shared
+    rates = [run.rates.rate(run.server_round) for run, size in sized for _ in range(size)]
+    rate = to_device(torch.tensor(rates, dtype=torch.float64), carry["loss"].device)
+    rounds = {run.server_round for run, _ in sized}
+    return Stack(
+        NO_PLAN,
+        carry,
+        {"rate": rate, "row": row, "anchor": anchor, "shared": shared},
+        {"rate": 0, "row": 0, "anchor": 0 if several else None, "shared": 0 if several else None, "steps": 0},
+        first.server_round if len(rounds) == 1 else None,
+        first.round,
+    )
 
 
-def _whole_gradient(
-    job: Job, assignment: Assignment, clients: Tensor, carry: Carry, rows: Params, run: Runner
-) -> tuple[Carry, Plan]:
-    """The gradient of each client's whole loss at x^t: one pass over all its rows."""
-    once = Batching(batch_size=job.batching.batch_size, drop_last=job.batching.drop_last)
-    done = plan(job.data, clients, once, job.seed, assignment.round, "gradient")
-    carry = run(job, assignment, done, carry, rows, local.gradient_step)
-    return carry | {"gradients": _divide_rows(carry["gradients"], done.examples)}, done
+def _planned(job: Job, parts: Sequence[Part], stack: Stack, whole: bool) -> Stack:
+    """With the batches of the round's work, or of one pass over all rows for the `whole` gradient."""
+    batching, purpose = job.batching, "batches"
+    if whole:
+        batching, purpose = Batching(batch_size=batching.batch_size, drop_last=batching.drop_last), "gradient"
+    plans = [
+        plan(part.assignment.data, part.clients, batching, part.assignment.seed, part.assignment.round, purpose)
+        for part in parts
+    ]
+    made = joined(plans)
+    steps = to_device(made.steps, stack.carry["loss"].device)
+    return replace(stack, plan=made, own={**stack.own, "steps": steps})
+
+
+def _whole_gradient(carry: Carry, done: Plan) -> Carry:
+    """The mean gradient over all rows of each client, at x^t."""
+    return carry | {"gradients": _divide_rows(carry["gradients"], done.examples)}
 
 
 def _remember(
-    job: Job, assignment: Assignment, rows: Params, final: Params, rates: Tensor, gradient: Params
+    memory: Memory, assignment: Assignment, rates: Tensor, rows: Params, final: Params, gradient: Params
 ) -> tuple[Params, Extra]:
-    memory = job.algorithm.memory
-    if memory is None:
-        return {}, {}
-
     def one(row: Params, final: Params, rates: Tensor, gradient: Params) -> tuple[Params, Extra]:
         return memory.remember(assignment.shared, row, Trace(assignment.params, final, rates, gradient or None))
 
-    rates = rates.to(next(iter(final.values())).device)
+    rates = to_device(rates, next(iter(final.values())).device)
     remembered: tuple[Params, Extra] = torch.func.vmap(one)(rows, final, rates, gradient)
     return remembered
 
 
-def _stack(carry: Carry, size: int) -> Carry:
-    stacked: Carry = tree.map_state(lambda leaf: leaf.expand(size, *leaf.shape), carry)
-    return stacked
+def _repeat(leaves: Any, size: int) -> Any:
+    return tree.map_state(lambda leaf: leaf.expand(size, *leaf.shape), leaves)
+
+
+def _joined(parts: list[Any]) -> Any:
+    """One after the other along the client axis."""
+    if len(parts) == 1:
+        return parts[0]
+    return tree.map_state(lambda *leaves: torch.cat(leaves), *parts)
 
 
 def _divide_rows(sums: Params, counts: Tensor) -> Params:
     """Row k divided by count k; a client that did nothing keeps its zeros."""
-    return tree.map(
-        lambda rows: rows / counts.clamp(min=1).to(rows).reshape(-1, *[1] * (rows.dim() - 1)),
-        sums,
-    )
+
+    def divide(rows: Tensor) -> Tensor:
+        divisor = to_device(counts.clamp(min=1).to(rows.dtype), rows.device)
+        return rows / divisor.reshape(-1, *[1] * (rows.dim() - 1))
+
+    return tree.map(divide, sums)
 
 
 def one_value(error: ValueError, client: int, round: int) -> FedloomError:

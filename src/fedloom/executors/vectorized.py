@@ -6,79 +6,80 @@ rows see each other (batch norm) are never padded in rows: at each step, clients
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedloom import tree
-from fedloom.batches import Plan
 from fedloom.data.federated import Features, take
-from fedloom.executors.job import Assignment, Job, Trained, chunks, one_value, train
+from fedloom.executors.job import Job, Part, Stack, Trained, info, one_value, train
 from fedloom.functional import stackable_gradient
 from fedloom.local import Carry
-from fedloom.types import Params
+from fedloom.readings import to_device
 
 Batch = tuple[Features, Features]
+Step = Callable[..., Carry]
 
 
-def vectorized(job: Job, assignment: Assignment) -> Iterator[Trained]:
-    """Train the cohort in stacks of at most `job.chunk` clients."""
-    for clients in chunks(job, assignment, job.chunk):
-        yield train(job, assignment, clients, _steps)
+def vectorized(job: Job, stacks: Iterable[Sequence[Part]]) -> Iterator[Trained]:
+    """Train each stack at once."""
+    for parts in stacks:
+        yield from train(job, parts, _steps)
 
 
-def _steps(
-    job: Job, assignment: Assignment, plan: Plan, carry: Carry, rows: Params, step: Callable[..., Carry]
-) -> Carry:
+def _steps(job: Job, stack: Stack, step: Step) -> Carry:
+    plan, carry = stack.plan, stack.carry
     every = torch.arange(len(plan.clients))
+    own = stack.own
     for s in range(plan.sizes.shape[1]):
         sizes = plan.sizes[:, s]
         if job.rows_independent:
-            carry = _step(job, assignment, plan, s, every, carry, rows, step)
+            carry = _step(job, stack, s, every, carry, own, step)
             continue
         for size in sizes[sizes > 0].unique().tolist():
             members = every[sizes == size]
-            part = _step(job, assignment, plan, s, members, _select(carry, members), _select(rows, members), step)
+            mine = {name: _select(part, members) if stack.axes[name] == 0 else part for name, part in own.items()}
+            part = _step(job, stack, s, members, _select(carry, members), mine, step)
             carry = _put(carry, part, members)
     return carry
 
 
-def _step(
-    job: Job,
-    assignment: Assignment,
-    plan: Plan,
-    s: int,
-    members: Tensor,
-    carry: Carry,
-    rows: Params,
-    step: Callable[..., Carry],
-) -> Carry:
+def _step(job: Job, stack: Stack, s: int, members: Tensor, carry: Carry, own: dict[str, Any], step: Step) -> Carry:
     """Step s of the stack's `members`."""
-    device = plan.index.device
+    plan, device = stack.plan, carry["loss"].device
     sizes = plan.sizes[members, s]
     widest, narrowest = int(sizes.max()), int(sizes.min())
-    index = plan.index[members.to(device), s, :widest]
+    index = to_device(plan.index[members, s, :widest], device)
     batch = take(job.data.x, index), take(job.data.y, index)
-    steps, keys = plan.steps[members].to(device), plan.keys[members.to(device), s]
-    sizes = sizes.to(device)
+    keys = to_device(plan.keys[members, s], device)
+    sizes = to_device(sizes, device)
     mask = None if narrowest == widest else torch.arange(widest, device=device) < sizes[:, None]
-
-    def one(
-        carry: Carry, batch: Batch, mask: Tensor | None, size: Tensor, key: Tensor, steps: Tensor, row: Params
-    ) -> Carry:
-        info = assignment.info(s, steps, row)
-        return step(job.functional, job.algorithm, stackable_gradient, carry, batch, mask, size, key, info)
-
-    in_dims = (0, 0, None if mask is None else 0, 0, 0, 0, 0)
+    one = client_step(job, stack.round, s, step)
     try:
-        after: Carry = torch.func.vmap(one, in_dims)(carry, batch, mask, sizes, keys, steps, rows)
+        after: Carry = torch.func.vmap(one, client_axes(stack.axes, mask))(carry, batch, mask, sizes, keys, own)
     except ValueError as error:
-        raise one_value(error, int(plan.clients[members[0]]), assignment.round) from error
-    return after if narrowest > 0 else _where(sizes > 0, after, carry)
+        raise one_value(error, int(plan.clients[members[0]]), stack.t) from error
+    return after if narrowest > 0 else where_at_work(sizes > 0, after, carry)
 
 
-def _where(active: Tensor, after: Carry, before: Carry) -> Carry:
+def client_step(job: Job, round: int | None, s: int | Tensor, step: Step) -> Step:
+    """One client's step, to be stacked."""
+
+    def one(carry: Carry, batch: Batch, mask: Tensor | None, size: Tensor, key: Tensor, own: dict[str, Any]) -> Carry:
+        told = info(job, round, s, own)
+        return step(job.functional, job.algorithm, stackable_gradient, carry, batch, mask, size, key, told)
+
+    return one
+
+
+def client_axes(axes: dict[str, int | None], mask: Tensor | None) -> tuple[Any, ...]:
+    """`vmap`'s in_dims for `client_step`."""
+    return 0, 0, None if mask is None else 0, 0, 0, axes
+
+
+def where_at_work(active: Tensor, after: Carry, before: Carry) -> Carry:
     """The new values of the clients still at work, the old ones of those that have finished."""
 
     def choose(new: Tensor, old: Tensor) -> Tensor:
@@ -88,9 +89,8 @@ def _where(active: Tensor, after: Carry, before: Carry) -> Carry:
     return chosen
 
 
-def _select(carry: Carry, members: Tensor) -> Carry:
-    chosen: Carry = tree.map_state(lambda leaf: leaf[members.to(leaf.device)], carry)
-    return chosen
+def _select(leaves: Any, members: Tensor) -> Any:
+    return tree.map_state(lambda leaf: leaf[members.to(leaf.device)], leaves)
 
 
 def _put(carry: Carry, part: Carry, members: Tensor) -> Carry:

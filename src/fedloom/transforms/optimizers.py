@@ -23,7 +23,7 @@ def scale(rate: Rate, what: str = "rate") -> Transform:
     schedule = as_schedule(rate, what)
 
     def apply(g: Params, params: Params, info: Info) -> Params:
-        eta = schedule(info.round, info.step, info.steps)
+        eta = schedule(info.round, info.step, info.steps, info.rate if info.schedule is schedule else None)
         return tree.map(lambda leaf: leaf * (eta.to(leaf.dtype) if isinstance(eta, Tensor) else eta), g)
 
     return replace(stateless(f"scale({schedule})", apply), rates=schedule)

@@ -1,0 +1,332 @@
+"""One run, round by round: who is drawn, what comes in, what the server makes of it, what is told.
+
+On a GPU the host runs ahead: a round's numbers are read while the next one is being computed. Should they say that a
+client was not finite, or that the run is over, what was begun after that round is taken back.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom import random
+from fedloom.aggregate import gather_columns
+from fedloom.algorithm import After, Algorithm, Intake
+from fedloom.batches import Batching
+from fedloom.callbacks import Callback
+from fedloom.data.federated import FederatedData
+from fedloom.errors import Diverged, FedloomError
+from fedloom.evaluation import evaluate, evaluate_clients, percentiles
+from fedloom.executors.job import Assignment, Trained
+from fedloom.functional import Functional
+from fedloom.gate import NONFINITE
+from fedloom.history import History
+from fedloom.memory import RowStore
+from fedloom.ranks import ALONE, Ranks
+from fedloom.records import Records
+from fedloom.sampling import Drawn, Sampler, cohort_size
+from fedloom.system import Reports, System
+from fedloom.task import Task
+from fedloom.types import Needs, Params, PartState, Report, State
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a run is given."""
+
+    task: Task
+    data: FederatedData
+    algorithm: Algorithm
+    functional: Functional
+    batching: Batching
+    rounds: int
+    cohort: int | float | Callable[[int], int]
+    seed: int
+    draw_seed: int
+    sampler: Sampler
+    system: System
+    every: int  # rounds between evaluations
+    evaluate_on: Sequence[str]
+    alignment: bool = False
+    callbacks: Sequence[Callback] = ()
+    draws: bool = False
+    recorded: Mapping[str, Any] = field(default_factory=dict)  # what was estimated for it
+    ranks: Ranks = ALONE
+
+    @property
+    def most(self) -> float:
+        """The largest cohort: with replacement there is no bound."""
+        return math.inf if self.sampler.each_draw_counts else self.data.population
+
+    @property
+    def needs(self) -> Needs:
+        return "alignment" if self.alignment else self.sampler.needs
+
+
+@dataclass
+class Round:
+    """A round on its way: what it began from, who takes part, what has come in, and what the server made of it."""
+
+    t: int
+    trusting: bool
+    before: tuple[Params, State]
+    drawn: Drawn
+    reports: Reports
+    work: Tensor  # the examples that each of those asked goes through
+    intake: Intake
+    clients: list[Tensor] = field(default_factory=list)
+    rows: list[Params] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    counted: dict[str, list[Tensor]] = field(default_factory=dict)
+    overwritten: dict[int, Params | None] = field(default_factory=dict)  # memory rows, as they were
+    after: After | None = None
+
+    @property
+    def outcome(self) -> After:
+        assert self.after is not None, "the round is still open"
+        return self.after
+
+
+class Trial:
+    """A run between rounds, and what each round does to it: `begin`, `take`, `close`, and once it is read, `settle`."""
+
+    def __init__(self, setup: Setup, history: History, records: Records, ahead: bool = False) -> None:
+        self.setup, self.history, self.records = setup, history, records
+        self.ahead = ahead and not setup.sampler.observes  # else a draw waits for the last round's report
+        self.x = setup.functional.params
+        data = setup.data
+        self.state = setup.algorithm.init(
+            self.x, data.population, buffers=setup.functional.buffers, examples=data.sizes
+        )
+        self.rows = RowStore()
+        self.sampling = setup.sampler.init(data.population)
+        self.used, _ = setup.batching.counts(data.sizes)
+        whole = setup.algorithm.work.name == "full_gradient"
+        self.through = self.used if whole else setup.batching.rows(data.sizes)
+        self.pending: deque[Round] = deque()
+        self.lost: dict[int, str] = {}
+        self.processed = 0.0
+        self.over = False
+        self.began = self.clock = time.perf_counter()
+
+    def begin(self, t: int, trusting: bool) -> tuple[Round, Assignment]:
+        """Draw round t's cohort."""
+        setup, system, population = self.setup, self.setup.system, self.setup.data.population
+        goal = cohort_size(setup.cohort, population, t, setup.most)
+        here = self.used
+        if system.availability < 1:
+            here = torch.where(system.available(setup.draw_seed, t, population), here, 0)
+        key = random.key(setup.draw_seed, t, 0, "cohort")
+        drawn = _draw(setup.sampler, key, t, system.asked(goal), here, self.sampling)
+        work = self.through[drawn.clients]
+        reports = system.reports(setup.draw_seed, t, drawn.clients, work, goal)
+        x, state = self.x, self.state
+        intake = setup.algorithm.open(x, state, setup.needs, trusting=trusting, ranks=setup.ranks)
+        shared = {name: leaf.to(x[name].dtype) for name, leaf in state.memory.items()}
+        rates = setup.algorithm.client_rates
+        assignment = Assignment(setup.seed, t, state.round, setup.data, x, state.buffers, shared, self.rows, rates)
+        return Round(t, trusting, (x, state), drawn.only(reports.mask), reports, work, intake), assignment
+
+    def take(self, round: Round, trained: Trained) -> None:
+        """A part of the cohort comes in."""
+        cohort = trained.cohort
+        weights = (cohort.examples > 0).double() if self.setup.sampler.each_draw_counts else None
+        counts = None
+        if round.drawn.multiplicity is not None:
+            counts = round.drawn.multiplicity[torch.searchsorted(round.drawn.clients, cohort.clients)]
+        round.intake.take(replace(cohort, multiplicity=counts, weights=weights), trained.part.lane)
+        assert cohort.losses is not None
+        round.losses.append(cohort.losses)
+        for name, sums in trained.counted.items():
+            round.counted.setdefault(name, []).append(sums.double())
+        if trained.rows:
+            round.clients.append(cohort.clients)
+            round.rows.append(trained.rows)
+
+    def close(self, round: Round) -> None:
+        """The server step, for which nobody waits where rows are trusted."""
+        told = {"loss": round.losses} | {f"counted/{name}": parts for name, parts in round.counted.items()}
+        gathered = gather_columns(self.setup.ranks, {name: parts for name, parts in told.items() if parts})
+        round.after = round.intake.close({name: torch.cat(parts) for name, parts in gathered.items()})
+        self.x, self.state = round.after.params, round.after.state
+        if self.setup.algorithm.memory is not None:
+            self._store(round)
+        self.pending.append(round)
+
+    def _store(self, round: Round) -> None:
+        """Keep the memory rows of the clients that were admitted; the others' stay as they were."""
+        columns: dict[str, list[Tensor]] = {"": round.clients} if round.clients else {}
+        for part in round.rows:
+            for name, leaf in part.items():
+                columns.setdefault(f"/{name}", []).append(leaf)
+        gathered = {name: torch.cat(parts) for name, parts in gather_columns(self.setup.ranks, columns).items()}
+        if not gathered:
+            return
+        clients = gathered.pop("")
+        keep = list(range(len(clients)))
+        if not round.trusting:
+            report = round.outcome.report().clients
+            admitted = dict(zip(report.ids.tolist(), report.admitted.tolist(), strict=True))
+            keep = [index for index, client in enumerate(clients.tolist()) if admitted[client]]
+        if len(keep) < len(clients):
+            clients, gathered = clients[keep], {name: leaf[keep] for name, leaf in gathered.items()}
+        rows = {name.removeprefix("/"): leaf for name, leaf in gathered.items()}
+        round.overwritten = self.rows.put(clients.tolist(), rows)
+
+    def settle(self, play: Callable[[Trial, int], None]) -> None:
+        """Read the oldest round that is pending. `play` runs a round again, waiting for everything."""
+        round = self.pending.popleft()
+        if round.outcome.sound:
+            self._tell(round)
+            return
+        again = [round.t, *(later.t for later in self.pending)]
+        self._take_back()
+        self._undo(round)
+        for t in again:
+            play(self, t)
+            self._tell(self.pending.popleft())
+            if self.over:
+                return
+
+    def _undo(self, round: Round) -> None:
+        self.rows.restore(round.overwritten)
+        self.x, self.state = round.before
+
+    def _take_back(self) -> None:
+        """What was begun beyond the last settled round has not happened."""
+        while self.pending:
+            self._undo(self.pending.pop())
+
+    def _tell(self, round: Round) -> None:
+        """A round's numbers are here: check, learn, evaluate, record, and ask the callbacks."""
+        setup, t, after = self.setup, round.t, round.outcome
+        report = after.report()
+        self.lost = _lost(self.lost, report)
+        if (diverged := self._diverged(t, after)) is not None:
+            self._take_back()
+            self._undo(round)
+            self._finish()
+            self.records.keep(t, self)
+            raise diverged
+        self.sampling = setup.sampler.observe(self.sampling, report)
+        self.processed += float(round.work[round.reports.mask].sum())
+        record = {"round": t, "train_loss": _loss(after, report), **_metrics(after, report, round.counted), **report}
+        record |= {"asked": len(round.reports.mask), "examples_processed": self.processed}
+        if round.reports.seconds is not None:
+            record["simulated_seconds"] = round.reports.seconds
+        if setup.alignment:
+            record["divergence"] = _divergence(report, setup.algorithm.client_rates.rate(round.before[1].round))
+        evaluated = (t + 1) % setup.every == 0 or t + 1 == setup.rounds
+        if evaluated:
+            record |= self._measure(t, after)
+        now = time.perf_counter()
+        record["seconds"], self.clock = now - self.clock, now
+        self.history.rounds.append(record)
+        answers = [callback(record) for callback in setup.callbacks]  # every callback sees every round
+        if any(answers):
+            self._take_back()
+            self.x, self.state = after.params, after.state
+            self.over = True
+            if not evaluated:
+                record |= self._measure(t, after)
+        self.records.record(record)
+
+    def _diverged(self, t: int, after: After) -> Diverged | None:
+        """The global model is not finite, or nobody is left whose own is."""
+        if (leaf := after.nonfinite_leaf()) is not None:
+            return Diverged(t, leaf)
+        if len(self.lost) >= min(3, self.setup.data.population):
+            return Diverged(t, next(iter(self.lost.values())), "every client's model")
+        return None
+
+    def _measure(self, t: int, after: After) -> dict[str, float]:
+        setup = self.setup
+        if setup.draws:
+            torch.manual_seed(int(random.key(setup.seed, t, 0, "evaluation")))
+        return _evaluate(setup, after.params, after.state.buffers)
+
+    def _finish(self) -> None:
+        history = self.history
+        history.params, history.buffers, history.state = self.x, self.state.buffers, self.state
+        history.seconds = time.perf_counter() - self.began
+
+    def finish(self) -> History:
+        """Nothing is pending: the outcome."""
+        self._finish()
+        self.records.finish(self)
+        return self.history
+
+
+def _evaluate(setup: Setup, params: Params, buffers: Params) -> dict[str, float]:
+    """`test_accuracy`, `trainset_accuracy`, `client_accuracy/p5` and the like, as far as there is data for them."""
+    found: dict[str, float] = {}
+    functional, data, metrics, on = setup.functional, setup.data, setup.task.metrics, setup.evaluate_on
+    if "test" in on and data.test is not None:
+        test = evaluate(functional, params, buffers, *data.test, metrics)
+        found |= {f"test_{name}": value for name, value in test.items()}
+    if "train" in on:
+        plain = getattr(data.augment, "plain", None)  # what augmentation is to an example at rest: a central crop, say
+        x = data.x if plain is None else plain(data.x)
+        train = evaluate(functional, params, buffers, x, data.y, metrics)
+        found |= {f"trainset_{name}": value for name, value in train.items()}
+    if "clients" in on:
+        if data.test is None or data.client_test is None:
+            raise FedloomError("evaluate_on 'clients': expected per-client test rows, got none: pass client_test")
+        for name, values in evaluate_clients(functional, params, buffers, data, metrics).items():
+            found |= {f"client_{name}/{cut}": value for cut, value in percentiles(values).items()}
+    return found
+
+
+def _loss(after: After, report: Report) -> float:
+    """The mean training loss of the admitted clients, with their weights in the average."""
+    weight = report.clients.weight
+    if not float(weight.sum()) > 0:
+        return float("nan")
+    return float((torch.where(weight > 0, after.also("loss").double(), 0.0) * weight).sum())
+
+
+def _metrics(after: After, report: Report, names: Iterable[str]) -> dict[str, float]:
+    """What the admitted clients measured on the batches they trained on, all their rows together."""
+    admitted = report.clients.admitted
+    if not bool(admitted.any()):
+        return {}
+    sums = {name: after.also(f"counted/{name}")[admitted].sum(0) for name in names}
+    return {f"train_{name}": float(above / below) for name, (above, below) in sums.items()}
+
+
+def _draw(who: Sampler, key: Tensor, t: int, size: int, examples: Tensor, state: PartState) -> Drawn:
+    """The round's cohort: the sampler's draw, or the one that was forced."""
+    if t not in who.forced:
+        return who.draw(key, size, examples, state)
+    clients = who.forced[t]
+    if len(clients) and not 0 <= int(clients[0]) <= int(clients[-1]) < len(examples):
+        raise FedloomError(f"round {t}, forced cohort: expected ids in 0..{len(examples) - 1}, got {clients.tolist()}")
+    return Drawn(clients)
+
+
+def _divergence(report: Report, rate: float) -> float:
+    """The mean distance of the clients' gradients, -D / eta, to their mean (Wu and Wang 2021, figure 7)."""
+    distance = report.clients.distance
+    if distance is None or not rate:
+        return math.nan
+    return float(distance[report.clients.admitted].mean()) / rate
+
+
+def _lost(before: dict[int, str], report: Report) -> dict[int, str]:
+    """The clients that became non-finite, and in which leaf, since anybody was admitted last.
+
+    One broken client is refused and the run goes on, however often it comes; when several do and nobody else is left,
+    it is the training that diverged.
+    """
+    if report["admitted"]:
+        return {}
+    rows = zip(report.clients.ids.tolist(), report.clients.reasons, strict=True)
+    found = {client: reason for client, reason in rows if reason is not None and reason.startswith(NONFINITE)}
+    return before | {client: reason.split("'")[1] for client, reason in found.items()}
