@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -178,7 +179,7 @@ class After:
         values = {f"number/{name}": value for name, value in numbers.items()}
         values |= {f"column/{name}": column for name, column in got.columns.items()}
         values |= {f"also/{name}": value for name, value in (also or {}).items()}
-        values["leaves"] = torch.stack([leaf.isfinite().all() for leaf in params.values()])
+        values["leaves"] = torch.stack(torch._foreach_norm(list(params.values()), torch.inf))
         if got.finite is not None:
             values["finite"] = got.finite
         self.readings = Readings(values)
@@ -191,8 +192,8 @@ class After:
 
     def nonfinite_leaf(self) -> str | None:
         """The first leaf of the model that holds a NaN or an infinity."""
-        finite = self.readings.read()["leaves"].tolist()
-        return next((name for name, good in zip(self.params, finite, strict=True) if not good), None)
+        largest = self.readings.read()["leaves"].tolist()
+        return next((name for name, most in zip(self.params, largest, strict=True) if not math.isfinite(most)), None)
 
     def also(self, name: str) -> Tensor:
         return self.readings.read()[f"also/{name}"]

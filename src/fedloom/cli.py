@@ -48,6 +48,7 @@ def _top(
     fedloom run quickstart --set rounds=20     the same with a key changed
     fedloom run my.toml --out runs/mine        your own experiment
     fedloom list                               what there is to name in one
+    fedloom bench                              how fast this machine is
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -130,6 +131,51 @@ def list_(
     }
     _columns(console, "partitions", partitions)
     _columns(console, "models", {name: entry.about for name, entry in MODELS.items()})
+
+
+@app.command()
+def bench(
+    workloads: Annotated[
+        str | None,
+        typer.Option(metavar="W1,W2,...", help="What to time; unless given, what this device does in about 2 minutes."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:0, mps, ...; the accelerator unless given.")
+    ] = None,
+    executor: Annotated[
+        list[str] | None, typer.Option(help="auto, loop or vectorized; several, with commas, are compared.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds to time; unless given, as many as there is time for.")
+    ] = None,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Beside the peers that are installed (source checkout).")
+    ] = False,
+    growth: Annotated[
+        str | None, typer.Option(metavar="clients|model|population", help="How a round's cost grows with that.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="With --growth: a folder for its picture.")] = None,
+    trials: Annotated[bool, typer.Option("--trials", help="Five seeds as one program, and one by one.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Two rounds each: tries everything, measures nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """This machine's speed: whole rounds beside a plain PyTorch loop, as ratios measured in one run.
+
+    \b
+    fedloom bench
+    fedloom bench --workloads W2,W3 --executor loop,vectorized,auto
+    fedloom bench --growth clients --out growth
+    fedloom bench --json
+    """
+    from fedloom.bench.request import Request, executor_names, workload_names
+
+    named, executors = workload_names(workloads), executor_names(executor)
+    request = Request(named, executors, device, rounds, quick, peers, trials, growth, out)
+    from fedloom.bench.command import run as measure
+
+    measure(request, as_json)
 
 
 @app.command()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from fedloom import random, tree
 from fedloom.data.federated import Features, count
 from fedloom.dropout import SeededDropout
 from fedloom.errors import FedloomError
+from fedloom.lowering import stacked
 from fedloom.task import Metric, PerExample, Task, parts
 from fedloom.types import Params
 
@@ -36,6 +38,8 @@ class Functional:
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # counted in training too
     augment: Callable[[Any, Tensor], Any] | None = None  # of a batch's features, in training
     names: Mapping[str, str] = field(default_factory=dict)  # the module's state, by key: which leaf it is
+    lowered: bool = False  # use the stacked forms of operations: for a forward under `vmap`
+    compute: torch.dtype | None = None  # of the forward in training, where it is not the parameters' own
 
     @staticmethod
     def of(task: Task, seed: int, device: torch.device, dtype: torch.dtype | None = None) -> Functional:
@@ -107,6 +111,9 @@ class Functional:
             return functional_call(self.module, leaves, (), dict(x))
         return functional_call(self.module, leaves, x if isinstance(x, tuple) else (x,))
 
+    def _cast(self, values: Any) -> Any:
+        return values if self.compute is None else _cast(values, self.compute)
+
     def objective(
         self, params: Params, buffers: Params, x: Features, y: Features, mask: Tensor | None, key: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Params, Params]]:
@@ -117,9 +124,9 @@ class Functional:
         if self.augment is not None:
             x = self.augment(x, key)
         buffers = tree.map(torch.clone, buffers)
-        with SeededDropout(key):
-            output = self.output(params, buffers, x)
-        losses = self.loss(output, y)
+        with SeededDropout(key), stacked(mask) if self.lowered else nullcontext():
+            output = self.output(self._cast(params), buffers, self._cast(x))
+        losses = self.loss(output if self.compute is None else _cast(output, floating_dtype(params)), y)
         rows = count(y)
         if losses.shape != (rows,):
             raise FedloomError(
@@ -132,6 +139,11 @@ class Functional:
             mean = torch.where(mask, losses, 0.0).sum() / mask.sum().clamp(min=1)
         total = mean if self.penalty is None else mean + self.penalty(params)
         return total, (mean.detach(), tree.map(torch.detach, buffers), self._counted(output, y, mask))
+
+
+def _cast(values: Any, dtype: torch.dtype) -> Any:
+    """The same values, floating ones in `dtype`."""
+    return tree.map_state(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, values)
 
 
 def floating_dtype(leaves: Params) -> torch.dtype:

@@ -46,6 +46,14 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
+def _mix_int(x: int) -> int:
+    """The same for one number, on the host."""
+    x &= 2**64 - 1
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & (2**64 - 1)
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & (2**64 - 1)
+    return x ^ (x >> 31)
+
+
 def key(seed: int, round: int, client: int | Tensor, purpose: str) -> Tensor:
     """An int64 key, one per client asked for; `purpose` keeps batch order, dropout and sampling apart.
 
@@ -53,11 +61,10 @@ def key(seed: int, round: int, client: int | Tensor, purpose: str) -> Tensor:
     True
     """
     word = int.from_bytes(blake2b(purpose.encode(), digest_size=8).digest(), "little")
-    state = _mix(torch.tensor([_signed(seed)]) + _GOLDEN)
-    state = _mix(state + _signed(word))
-    state = _mix(state + round)
-    client = torch.as_tensor(client, dtype=torch.int64)
-    return _mix(state.to(client.device)[0] + _mix(client + _GOLDEN))
+    state = _mix_int(_mix_int(_mix_int(seed + _GOLDEN) + word) + round)
+    if isinstance(client, int):
+        return torch.tensor(_signed(_mix_int(state + _mix_int(client + _GOLDEN))))
+    return _mix(_mix(client.to(torch.int64) + _GOLDEN) + _signed(state))
 
 
 def bits(keys: Tensor, count: int) -> Tensor:

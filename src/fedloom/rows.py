@@ -19,6 +19,9 @@ from fedloom import tree
 _BLOCK = 2**14
 """Entries at a time: 128 KiB of float64, and fewer than torch splits among threads."""
 
+_SMALL = 2**17
+"""Entries of a stack for which dispatching row after row would take longer than adding them up."""
+
 
 def squares(rows: Tensor) -> Tensor:
     """`(K, n)` -> the K sums of squares.
@@ -71,6 +74,9 @@ def add(total: Tensor | None, rows: Tensor, coefficients: Tensor) -> Tensor:
         from fedloom.kernels import add_rows
 
         return add_rows(total, rows, coefficients)
+    if rows.numel() <= _SMALL:  # the last of the running sums, in a few operations
+        products = rows.double().unsqueeze(0) * coefficients.unsqueeze(2)
+        return torch.cat([total.unsqueeze(1), products], 1).cumsum(1)[:, -1]
     columns = coefficients.T.unsqueeze(2)  # (K, Q, 1)
     for start in range(0, rows.shape[1], _BLOCK):
         part = total[:, start : start + _BLOCK]

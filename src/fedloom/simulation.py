@@ -23,6 +23,7 @@ from fedloom.executors.auto import Choice, resolve
 from fedloom.executors.job import Job, Part, cut
 from fedloom.functional import Functional
 from fedloom.history import History
+from fedloom.precision import PRECISIONS, tensor_float
 from fedloom.progress import rounds_bar
 from fedloom.records import Records
 from fedloom.sampling import Sampler, as_sampler, cohort_size
@@ -59,6 +60,8 @@ def simulate(
     *,
     drop_last: bool = False,
     chunk: int | None = None,
+    compile: bool | None = None,
+    precision: str = "high",
     system: System | None = None,
     evaluate_on: Sequence[str] = ("test",),
     alignment: bool = False,
@@ -82,8 +85,7 @@ def simulate(
     [0, 1]
     """
     given = dict(locals())
-    shared = {name: given.pop(name) for name in ("executor", "device", "dtype", "chunk", "progress")}
-    [history] = _run([given], **shared)
+    [history] = _run([given], **{name: given.pop(name) for name in RUNNING})
     if history.diverged is not None:
         raise history.diverged
     return history
@@ -98,6 +100,8 @@ def simulate_trials(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     chunk: int | None = None,
+    compile: bool | None = None,
+    precision: str = "high",
     progress: bool = False,
     **shared: Any,
 ) -> list[History]:
@@ -120,7 +124,7 @@ def simulate_trials(
         for name, parameter in signature(simulate).parameters.items()
         if parameter.default is not parameter.empty
     }
-    for name in ("executor", "device", "dtype", "chunk", "progress"):
+    for name in RUNNING:
         del defaults[name]
     known = {*defaults, "algorithm", "data"}
     for name in (*shared, *(name for trial in trials for name in trial)):
@@ -139,8 +143,11 @@ def simulate_trials(
         if "algorithm" not in {**shared, **trial}:
             raise FedloomError(f"simulate_trials trial {number}: expected an algorithm, got none")
     given = [{"task": task, "data": data, **defaults, **shared, **trial} for trial in trials]
-    return _run(given, executor, device, dtype, chunk, progress)
+    return _run(given, executor, device, dtype, chunk, compile, precision, progress)
 
+
+RUNNING = ("executor", "device", "dtype", "chunk", "compile", "precision", "progress")
+"""How stacked runs are run: together, or not at all."""
 
 ALIKE = ("rounds", "epochs", "steps", "batch_size", "drop_last")
 """What stacked runs share, beside the model and the data: the shape of the work."""
@@ -152,8 +159,12 @@ def _run(
     device: str | torch.device | None,
     dtype: torch.dtype | None,
     chunk: int | None,
+    compile: bool | None,
+    precision: str,
     progress: bool,
 ) -> list[History]:
+    if precision not in PRECISIONS:
+        raise choose("precision", precision, PRECISIONS)
     target = _device(device)
     place = _Place(target, dtype)
     setups = [_setup(given, place) for given in runs]
@@ -164,20 +175,28 @@ def _run(
         for setup in setups
     )
     job = Job(first.functional, first.algorithm, first.data, first.batching)
-    job, choice = resolve(job, executor, chunk, size)
+    if precision == "bfloat16":
+        job = replace(job, functional=replace(job.functional, compute=torch.bfloat16))
     trials = []
-    with rounds_bar(first.rounds * len(runs), progress) as shown, random.generator_kept(job.draws):
+    with (
+        tensor_float(target.type == "cuda" and precision != "highest"),
+        rounds_bar(first.rounds * len(runs), progress) as shown,
+    ):
+        job, choice = resolve(job, executor, chunk, size, first.rounds, compile)
         for setup, given in zip(setups, runs, strict=True):
             setup = replace(setup, draws=job.draws, callbacks=(shown, *setup.callbacks))
             history = History(
                 constants=setup.functional.constants,
                 names=setup.functional.names,
-                resolved={**_resolved(job, choice, target), **setup.recorded},
+                resolved={**_resolved(job, choice, target, precision), **setup.recorded},
             )
             config = _config(given, setup) if given["config"] is None else given["config"]
             records = Records(given["run_dir"], config, history, setup.data, setup.seed)
             trials.append(Trial(setup, history, records, ahead=target.type == "cuda"))
-        _drive(trials, job, choice)
+        with random.generator_kept(job.draws):
+            _drive(trials, job, choice)
+    for trial in trials:
+        trial.history.resolved |= choice.notes
     return [trial.history if trial.history.diverged else trial.finish() for trial in trials]
 
 
@@ -324,7 +343,7 @@ def _client_work(algorithm: Algorithm) -> str:
     return f"{algorithm.work!r}, {client}, {algorithm.memory!r}"
 
 
-def _resolved(job: Job, choice: Choice, target: torch.device) -> dict[str, Any]:
+def _resolved(job: Job, choice: Choice, target: torch.device, precision: str) -> dict[str, Any]:
     return {
         "executor": choice.executor,
         "chunk": choice.chunk,
@@ -332,6 +351,8 @@ def _resolved(job: Job, choice: Choice, target: torch.device) -> dict[str, Any]:
         "device": str(target),
         "dtype": str(next(iter(job.functional.params.values())).dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
+        "program": choice.program,
+        "precision": precision,
     }
 
 

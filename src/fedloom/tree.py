@@ -42,25 +42,26 @@ def zeros_like(tree: Params) -> Params:
     return map(torch.zeros_like, tree)
 
 
-def total(x: Tensor, lead: int = 0) -> Tensor:
-    """Sum over all but the first `lead` axes, by repeated halving.
+_BLOCK = 2**14
+"""Entries that torch adds up at once: fewer than it would split among threads."""
 
-    Halving is made of elementwise additions alone, so a row's sum has the same bits whatever rows stand beside it
-    and however many threads there are: a library's reduction promises neither.
+
+def total(x: Tensor, lead: int = 0) -> Tensor:
+    """Sum over all but the first `lead` axes.
+
+    A row's sum has the same bits whatever rows stand beside it and however many threads there are, which torch promises
+    of neither a long row nor several: rows are added up block by block. (On a GPU one kernel does it all, and the bits
+    are its own.)
 
     >>> total(torch.arange(10.0).reshape(2, 5), lead=1)
     tensor([10., 35.])
     """
     x = x.reshape(*x.shape[:lead], math.prod(x.shape[lead:]))
-    if x.shape[-1] == 0:
-        return x.sum(-1)
-    while (length := x.shape[-1]) > 1:
-        half = length // 2
-        folded = x[..., :half] + x[..., half : 2 * half]
-        if length % 2:
-            folded[..., :1] += x[..., -1:]
-        x = folded
-    return x[..., 0]
+    while x.device.type == "cpu" and x.shape[-1] > _BLOCK:
+        whole = x.shape[-1] // _BLOCK * _BLOCK
+        parts = [x[..., :whole].unflatten(-1, (-1, _BLOCK)).sum(-1), x[..., whole:].sum(-1, keepdim=True)]
+        x = torch.cat(parts, -1)
+    return x.sum(-1)
 
 
 def dot(a: Params, b: Params) -> Tensor:

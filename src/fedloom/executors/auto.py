@@ -5,67 +5,127 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from fedloom import random, tree
 from fedloom.data.federated import Features, named_leaves, take
 from fedloom.dropout import SeededDropout
 from fedloom.errors import FedloomError, choose
-from fedloom.executors.job import Assignment, Executor, Job, Part, Trained
+from fedloom.executors.job import ONE_VALUE, Assignment, Executor, Job, Part, Runner, Trained
 from fedloom.executors.loop import loop
-from fedloom.executors.vectorized import vectorized
+from fedloom.executors.program import Program, Programs
+from fedloom.executors.vectorized import Vectorized, eager, vectorized
+from fedloom.lowering import stacked as stacked_forms
 from fedloom.memory import RowStore
+from fedloom.precision import tensor_float
 
-EXECUTORS: dict[str, Executor] = {"loop": loop, "vectorized": vectorized}
+EXECUTORS = ("loop", "vectorized")
 CHOICES = ("auto", *EXECUTORS)
 
 _STACK_BYTES = 2**28
 """Parameters of a stack on a CPU: beyond this the caches are lost and the loop is as fast."""
 
+_PAYS = 5_000
+"""Local steps of a run from which on compiling a GPU's program is worth its time."""
 
-@dataclass(frozen=True)
+
+@dataclass
 class Choice:
-    """What was resolved, and why, in one sentence."""
+    """What was resolved, and why, in one sentence; what happens to it in the run is added to `notes`."""
 
     executor: str
     chunk: int
     why: str
+    program: str = "none"  # "captured", "compiled": a stack's step as one program
+    workers: int = 1
+    notes: dict[str, Any] = field(default_factory=dict)
+    _made: Executor | None = None
 
     def run(self, job: Job, stacks: Iterable[Sequence[Part]]) -> Iterator[Trained]:
-        return EXECUTORS[self.executor](job, stacks)
+        self._made = self._made or self._make()
+        return self._made(job, stacks)
+
+    def _make(self) -> Executor:
+        if self.executor == "loop":
+            return loop
+        return Vectorized(eager if self.program == "none" else self._programs(), self._halved)
+
+    def _programs(self) -> Runner:
+        def made(program: Program) -> None:
+            self.notes["program_seconds"] = self.notes.get("program_seconds", 0.0) + program.seconds
+            self.notes["programs"] = self.notes.get("programs", 0) + 1
+
+        def failed(reason: str) -> None:
+            self.notes["program"] = f"none: {reason}"
+            warnings.warn(
+                f"the stack's step could not be made a program ({reason}); it runs step by step", stacklevel=2
+            )
+
+        return Programs(self.program == "compiled", made, failed)
+
+    def _halved(self, most: int) -> None:
+        if "chunk" not in self.notes:
+            warnings.warn(
+                f"out of memory: from here on {most} clients train at a time; this run cannot be repeated to the bit",
+                stacklevel=2,
+            )
+        self.notes |= {"chunk": most, "repeatable": False}
 
 
-def resolve(job: Job, executor: str, chunk: int | None, cohort: int) -> tuple[Job, Choice]:
+def resolve(
+    job: Job, executor: str, chunk: int | None, cohort: int, rounds: int = 1, compiled: bool | None = None
+) -> tuple[Job, Choice]:
     """The executor for this job; what cannot be stacked falls to the loop, and `why` says so."""
     if executor not in CHOICES:
         raise choose("executor", executor, CHOICES)
     if chunk is not None and chunk < 1:
         raise FedloomError(f"chunk: expected at least 1 client, got {chunk}")
     draws, job = _draws(job), dataclasses.replace(job, chunk=chunk or _chunk(job, cohort))
-    job = dataclasses.replace(job, draws=draws, rows_independent=not draws and _rows_independent(job))
+    job = dataclasses.replace(job, draws=draws)
     if executor == "loop":
         return job, Choice("loop", job.chunk, "asked for")
+    functional = dataclasses.replace(job.functional, lowered=True)
+    stacked = dataclasses.replace(job, functional=functional)
+    if not draws:
+        stacked = dataclasses.replace(stacked, rows_independent=_rows_independent(stacked), two_rows=_two_rows(job))
     uncounted = ""
-    obstacle = "its forward draws random numbers other than dropout's" if draws else _obstacle(job)
-    if obstacle is not None and not draws and job.functional.metrics:
-        plain = dataclasses.replace(job, functional=dataclasses.replace(job.functional, metrics={}))
+    obstacle = "its forward draws random numbers other than dropout's" if draws else _obstacle(stacked)
+    if obstacle is not None and not draws and functional.metrics:
+        plain = dataclasses.replace(stacked, functional=dataclasses.replace(functional, metrics={}))
         if _obstacle(plain) is None:  # only a metric is in the way: the stack trains without counting it
-            job, obstacle, uncounted = plain, None, f"; metrics are not counted in training: {obstacle}"
+            stacked, obstacle, uncounted = plain, None, f"; metrics are not counted in training: {obstacle}"
     if obstacle is not None:
-        why = f"{type(job.functional.module).__name__} cannot be stacked: {obstacle}"
+        why = f"{type(functional.module).__name__} cannot be stacked: {obstacle}"
         if executor == "vectorized":
             warnings.warn(f"executor='vectorized': {why}; running the loop", stacklevel=3)
         return job, Choice("loop", job.chunk, why)
-    if executor == "vectorized":
-        return job, Choice("vectorized", job.chunk, f"asked for{uncounted}")
-    stacked, why = _rule(job, cohort)
-    return job, Choice("vectorized", job.chunk, f"{why}{uncounted}") if stacked else Choice("loop", job.chunk, why)
+    suits, why = (True, "asked for") if executor == "vectorized" else _rule(stacked, cohort)
+    if not suits:
+        return job, Choice("loop", job.chunk, why)
+    return stacked, Choice("vectorized", job.chunk, why + uncounted, _program(stacked, cohort, rounds, compiled))
+
+
+def _program(job: Job, cohort: int, rounds: int, compiled: bool | None) -> str:
+    """Whether a stack's step becomes a program: on a GPU always, compiled where the run is long enough."""
+    if not job.rows_independent:
+        return "none"  # batches of different sizes are stacks of different shapes
+    if compiled is not None:
+        return "compiled" if compiled else "captured"
+    if not _on_gpu(job):
+        return "none"
+    _, steps = job.batching.counts(job.data.sizes)
+    return "compiled" if rounds * float(steps.double().mean()) >= _PAYS else "captured"
+
+
+def _on_gpu(job: Job) -> bool:
+    return next(iter(job.functional.params.values())).is_cuda
 
 
 def _rule(job: Job, cohort: int) -> tuple[bool, str]:
@@ -83,14 +143,42 @@ def _rule(job: Job, cohort: int) -> tuple[bool, str]:
 
 
 def _chunk(job: Job, cohort: int) -> int:
-    """As many clients as keep the stack's parameters, gradients and optimizer within bounds."""
+    """As many clients as keep the stack within bounds: a CPU's caches, half of a GPU's memory."""
     size = sum(leaf.numel() * leaf.element_size() for leaf in job.functional.params.values())
-    return max(1, min(cohort, 128, _STACK_BYTES // (4 * size)))
+    if not _on_gpu(job):
+        return max(1, min(cohort, 128, _STACK_BYTES // (4 * size)))
+    device = next(iter(job.functional.params.values())).device
+    whole = torch.cuda.get_device_properties(device).total_memory
+    return max(1, min(cohort, 1024, whole // 2 // client_bytes(job)))
+
+
+def client_bytes(job: Job) -> int:
+    """About how much memory a client takes in a stack: parameters, gradients, optimizer, and what backward keeps."""
+    params = job.functional.params
+    own = sum(leaf.numel() * leaf.element_size() for leaf in params.values())
+    kept = 0
+
+    def count(leaf: Tensor) -> Tensor:
+        nonlocal kept
+        kept += leaf.numel() * leaf.element_size()
+        return leaf
+
+    index = _sample(job, job.batching.batch_size or int(job.data.sizes.max()))
+    leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
+    model = dataclasses.replace(job, functional=dataclasses.replace(job.functional, params=leaves))
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda leaf: leaf):
+            _losses(model, take(job.data.x, index), index)
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        pass  # whatever is wrong is reported where the model is tried in earnest
+    state = tree.map_state(lambda leaf: leaf, job.algorithm.client.init(params))
+    extra = sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor))
+    return max(1, 5 * own + extra + 2 * kept)  # what a batch keeps, and its gradient
 
 
 def _sample(job: Job, rows: int) -> Tensor:
     """A few rows from all over the data set to try the model on (fewer where there are fewer)."""
-    spread = torch.linspace(0, job.data.indices.numel() - 1, rows).long().unique()
+    spread = torch.linspace(0, job.data.indices.numel() - 1, rows, dtype=torch.float64).long().unique()
     return job.data.indices[spread.to(job.data.indices.device)]
 
 
@@ -123,21 +211,20 @@ def _mismatch(job: Job, error: Exception) -> str:
 
 
 def _rows_independent(job: Job) -> bool:
-    """Whether a row's loss stays the same when more rows follow: false for batch norm, for one.
+    """Whether a row's loss stays the same when padding follows: not where a loss is taken over the whole batch, say.
 
     Tried on rows and parameters that are all different and with dropout at one half, whatever the model begins with: a
     layer that starts at zero, rows that are alike or a rare mask would hide what mixes them.
     """
-    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in job.functional.module.modules()):
-        return False  # known, and beyond doubt where rows without noise (words) are alike
     index = _sample(job, 3)
     batch = _shaken(take(job.data.x, torch.cat([index, index[:1]])))
     params = {name: _noisy(leaf) for name, leaf in job.functional.params.items()}
     job = dataclasses.replace(job, functional=dataclasses.replace(job.functional, params=params))
-    with torch.no_grad():
+    with torch.no_grad(), tensor_float(False):
         try:
             alone = _losses(job, take(batch, torch.arange(len(index))), index, drop=0.5)
-            beside = _losses(job, batch, torch.cat([index, index[:1]]), drop=0.5)
+            real = torch.arange(len(index) + 1, device=index.device) < len(index)
+            beside = _losses(job, batch, torch.cat([index, index[:1]]), drop=0.5, mask=real)
         except ValueError:
             return False
     if alone.shape != index.shape or beside.shape[0] != len(index) + 1:
@@ -161,12 +248,23 @@ def _noisy(leaf: Tensor) -> Tensor:
     return leaf + 0.1 * noise.to(leaf)
 
 
-def _losses(job: Job, x: Features, index: Tensor, drop: float | None = None) -> Tensor:
+def _two_rows(job: Job) -> bool:
+    """Whether the model refuses a batch of one row, as batch norm does where a row is one value per channel."""
+    index = _sample(job, 1)
+    with torch.no_grad():
+        try:
+            _losses(job, take(job.data.x, index), index)
+        except ValueError as error:
+            return ONE_VALUE in str(error)
+    return False
+
+
+def _losses(job: Job, x: Features, index: Tensor, drop: float | None = None, mask: Tensor | None = None) -> Tensor:
     """The training loss of each row of x, whose targets are those of the rows `index`."""
     functional = job.functional
     key = torch.zeros((), dtype=torch.int64, device=index.device)
     functional.module.train()
-    with SeededDropout(key, drop):
+    with SeededDropout(key, drop), stacked_forms(mask) if functional.lowered else nullcontext():
         buffers = tree.map(torch.clone, functional.buffers)
         augmented = x if functional.augment is None else functional.augment(x, key)
         output = functional.output(functional.params, buffers, augmented)

@@ -40,7 +40,7 @@ class Job:
     workers: int = 1  # clients trained at a time by the loop
     rows_independent: bool = True  # may a batch be padded with rows that count for nothing?
     draws: bool = False  # does the forward draw random numbers of its own?
-    program: str = "none"  # "traced", "compiled": a stack's step as a program of fixed shape
+    two_rows: bool = False  # does the model refuse a batch of one?
 
 
 @dataclass(frozen=True)
@@ -207,6 +207,8 @@ def _planned(job: Job, parts: Sequence[Part], stack: Stack, whole: bool) -> Stac
         for part in parts
     ]
     made = joined(plans)
+    if job.two_rows and bool((alone := (made.sizes == 1).any(1)).any()):
+        raise _needs_two_rows(int(made.clients[alone][0]), stack.t)
     steps = to_device(made.steps, stack.carry["loss"].device)
     return replace(stack, plan=made, own={**stack.own, "steps": steps})
 
@@ -248,10 +250,18 @@ def _divide_rows(sums: Params, counts: Tensor) -> Params:
     return tree.map(divide, sums)
 
 
+ONE_VALUE = "more than 1 value per channel"
+"""What torch says of batch norm over a single value."""
+
+
 def one_value(error: ValueError, client: int, round: int) -> FedloomError:
     """Batch norm refuses a batch of one value; any other error is the model's own and passes."""
-    if "more than 1 value per channel" not in str(error):
+    if ONE_VALUE not in str(error):
         raise error
+    return _needs_two_rows(client, round)
+
+
+def _needs_two_rows(client: int, round: int) -> FedloomError:
     return FedloomError(
         f"client {client}, round {round}: batch norm needs more than one value per channel, got a batch of one: "
         "pass drop_last=True, another batch_size, or a model with group norm"

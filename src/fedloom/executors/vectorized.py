@@ -6,7 +6,9 @@ rows see each other (batch norm) are never padded in rows: at each step, clients
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +16,8 @@ from torch import Tensor
 
 from fedloom import tree
 from fedloom.data.federated import Features, take
-from fedloom.executors.job import Job, Part, Stack, Trained, info, one_value, train
+from fedloom.errors import FedloomError
+from fedloom.executors.job import Job, Part, Runner, Stack, Trained, info, one_value, train
 from fedloom.functional import stackable_gradient
 from fedloom.local import Carry
 from fedloom.readings import to_device
@@ -23,13 +26,54 @@ Batch = tuple[Features, Features]
 Step = Callable[..., Carry]
 
 
+class Vectorized:
+    """Trains each stack at once; `run` takes it through its steps. What does not fit the memory is halved."""
+
+    def __init__(self, run: Runner, halved: Callable[[int], None]) -> None:
+        self.run, self.halved = run, halved
+        self.most: float = math.inf  # clients at a time, once the memory has been exceeded
+
+    def __call__(self, job: Job, stacks: Iterable[Sequence[Part]]) -> Iterator[Trained]:
+        for parts in stacks:
+            yield from self._train(job, list(parts))
+
+    def _train(self, job: Job, parts: list[Part]) -> Iterator[Trained]:
+        count = sum(len(part.clients) for part in parts)
+        if count <= self.most:
+            try:
+                trained = list(train(job, parts, self.run))
+            except torch.OutOfMemoryError as error:
+                if count == 1:
+                    raise FedloomError(f"a single client does not fit the device's memory: {error}") from error
+            else:
+                yield from trained
+                return
+            self.most = -(-count // 2)
+            torch.cuda.empty_cache()
+            self.halved(-(-count // 2))
+        for half in _halves(parts, count // 2):
+            yield from self._train(job, half)
+
+
+def _halves(parts: list[Part], first: int) -> tuple[list[Part], list[Part]]:
+    """The first so many clients, and the others."""
+    left: list[Part] = []
+    right: list[Part] = []
+    for part in parts:
+        here = max(0, min(len(part.clients), first - sum(len(each.clients) for each in left)))
+        if here:
+            left.append(replace(part, clients=part.clients[:here]))
+        if here < len(part.clients):
+            right.append(replace(part, clients=part.clients[here:]))
+    return left, right
+
+
 def vectorized(job: Job, stacks: Iterable[Sequence[Part]]) -> Iterator[Trained]:
-    """Train each stack at once."""
-    for parts in stacks:
-        yield from train(job, parts, _steps)
+    """Train each stack at once, operation by operation."""
+    return Vectorized(eager, lambda most: None)(job, stacks)
 
 
-def _steps(job: Job, stack: Stack, step: Step) -> Carry:
+def eager(job: Job, stack: Stack, step: Step) -> Carry:
     plan, carry = stack.plan, stack.carry
     every = torch.arange(len(plan.clients))
     own = stack.own

@@ -1,0 +1,224 @@
+"""A stack's step as a program of fixed shape: traced once, compiled where it pays, on a GPU captured as a CUDA graph.
+
+Tracing runs the step's Python once and keeps what it does to tensors; all that varies from step to step or from round
+to round is an input in a fixed place: parameters and optimizer, batches, keys, rates, the number of the step. A step
+is then one call, on a GPU one launch. What depends on more than those inputs (a transform that reads the round's
+number, a forward that looks at values) cannot be traced, and says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from textwrap import shorten
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from fedloom import tree
+from fedloom.data.federated import Features, take
+from fedloom.errors import FedloomError
+from fedloom.executors.job import Job, Stack
+from fedloom.executors.vectorized import client_axes, client_step, eager, where_at_work
+from fedloom.local import Carry
+
+Step = Callable[..., Carry]
+
+
+class Untraceable(RuntimeError):
+    """The step's Python depends on something that is not an input."""
+
+
+class _NoRound:
+    """Stands for the number of the round while a step is traced: whoever reads it would have it fixed for ever."""
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise Untraceable("a transform reads the number of the round")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __floordiv__ = __mod__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __int__ = __float__ = __index__ = __bool__ = _refuse
+    __pow__ = __rpow__ = __neg__ = __hash__ = __str__ = __repr__ = __format__ = _refuse
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a program is for: K clients, at most S steps of at most B rows, and whether some of them are padding."""
+
+    clients: int
+    steps: int
+    rows: int
+    masked: bool
+    stacked_runs: bool
+
+
+class Program:
+    """One step of all stacks of one shape."""
+
+    def __init__(self, job: Job, stack: Stack, step: Step, shape: Shape, compiled: bool) -> None:
+        began = time.perf_counter()
+        self.shape, self.compiled = shape, compiled
+        device = stack.carry["loss"].device
+
+        def room(leaf: Tensor) -> Tensor:
+            return torch.zeros(shape.clients, *leaf.shape[1:], dtype=leaf.dtype, device=device)
+
+        batches = {"index": (shape.steps, shape.rows), "sizes": (shape.steps,), "keys": (shape.steps,)}
+        self.inputs = {
+            "carry": tree.map_state(room, stack.carry),
+            "own": {
+                name: tree.map_state(room if stack.axes[name] == 0 else torch.clone, part)
+                for name, part in stack.own.items()
+            },
+            **{
+                name: torch.zeros(shape.clients, *size, dtype=torch.int64, device=device)
+                for name, size in batches.items()
+            },
+            "s": torch.zeros(1, dtype=torch.int64, device=device),
+        }
+        self._fill(stack)
+        leaves, structure = pytree.tree_flatten(self.inputs)
+        places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        fixed = {"x": job.data.x, "y": job.data.y, "constants": job.functional.constants}
+        fixed_leaves, fixed_structure = pytree.tree_flatten(fixed)
+
+        def flat(*given: Tensor) -> None:
+            inputs = list(leaves)
+            for place, tensor in zip(places, given, strict=False):
+                inputs[place] = tensor
+            rest = pytree.tree_unflatten(list(given[len(places) :]), fixed_structure)
+            _take_step(job, stack.axes, step, shape.masked, pytree.tree_unflatten(inputs, structure), rest)
+
+        given = [*(leaves[place] for place in places), *fixed_leaves]
+        with torch.no_grad():
+            traced = make_fx(flat, tracing_mode="fake")(*given)
+            call: Callable[..., Any] = torch.compile(traced, dynamic=False, fullgraph=True) if compiled else traced
+            self.replay: Callable[[], Any] = lambda: call(*given)
+            if device.type == "cuda":
+                self.replay = _captured(self.replay)
+            elif compiled:
+                self.replay()
+        self.seconds = time.perf_counter() - began
+
+    def run(self, stack: Stack) -> Carry:
+        """The stack through its steps."""
+        with torch.no_grad():
+            self._fill(stack)
+            for _ in range(stack.plan.index.shape[1]):
+                self.replay()
+            count = len(stack.plan.clients)
+            carry: Carry = tree.map_state(lambda leaf: leaf[:count], self.inputs["carry"])
+            # parameters and gradients are read before the next run writes there; the rest is small, and kept longer
+            return carry | {name: tree.map_state(torch.clone, carry[name]) for name in ("buffers", "loss", "counted")}
+
+    def _fill(self, stack: Stack) -> None:
+        """Write a stack's beginning and its batches where the program reads them; clients beyond it do nothing."""
+        inputs, plan = self.inputs, stack.plan
+        count, steps, rows = plan.index.shape
+        tree.map_state(_write, inputs["carry"], stack.carry)
+        for name, part in inputs["own"].items():
+            tree.map_state(_write, part, stack.own[name])
+        inputs["index"][:count, :steps, :rows].copy_(_pinned(plan.index, inputs["index"]), non_blocking=True)
+        for name in ("sizes", "keys"):
+            inputs[name][:count, :steps].copy_(_pinned(getattr(plan, name), inputs[name]), non_blocking=True)
+        if count < self.shape.clients:
+            inputs["sizes"][count:].zero_()
+        inputs["s"].zero_()
+
+
+class Programs:
+    """The programs of a run, made as shapes turn up: the `Runner` of a stack."""
+
+    def __init__(
+        self,
+        compiled: bool,
+        told: Callable[[Program], None] = lambda program: None,
+        failed: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self.compiled, self.told, self.failed = compiled, told, failed
+        self.made: dict[tuple[Step, Shape], Program] = {}
+        self.given_up = False
+
+    def __call__(self, job: Job, stack: Stack, step: Step) -> Carry:
+        if self.given_up:
+            return eager(job, stack, step)
+        wanted = self._shape(job, stack)
+        program = self._fitting(step, wanted)
+        if program is None:
+            try:
+                program = Program(job, stack, step, wanted, self.compiled)
+            except (FedloomError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:  # whatever a tracer or a compiler says: the step itself is sound, and runs
+                self.given_up = True
+                self.failed(shorten(f"{type(error).__name__}: {error}".splitlines()[0], 160, placeholder=" ..."))
+                return eager(job, stack, step)
+            self.made[step, wanted] = program
+            self.told(program)
+        return program.run(stack)
+
+    def _shape(self, job: Job, stack: Stack) -> Shape:
+        """Room for every client there is; no masks where all clients have whole batches and equally many."""
+        _, steps = job.batching.counts(job.data.sizes)
+        largest = max(1, int(job.data.sizes.max()))
+        rows = min(job.batching.batch_size or largest, largest)
+        count, longest, widest = stack.plan.index.shape
+        full = widest == rows and bool((stack.plan.sizes == rows).all())
+        return Shape(count, max(longest, int(steps.max())), rows, not full, stack.axes["anchor"] == 0)
+
+    def _fitting(self, step: Step, wanted: Shape) -> Program | None:
+        """One that was made for it, or for a few clients more: what is beyond the stack is padding."""
+        if (step, wanted) in self.made:
+            return self.made[step, wanted]
+        slack = 2.0 if self.compiled else 1.25
+        padded = [
+            shape
+            for made, shape in self.made
+            if made is step
+            and wanted.clients < shape.clients <= slack * wanted.clients
+            and replace(shape, clients=wanted.clients) == replace(wanted, masked=True)
+        ]
+        return self.made[step, min(padded, key=lambda shape: shape.clients)] if padded else None
+
+
+def _pinned(values: Tensor, like: Tensor) -> Tensor:
+    return values.pin_memory() if like.is_cuda else values
+
+
+def _write(place: Tensor, value: Tensor) -> Tensor:
+    return place[: len(value)].copy_(value, non_blocking=True) if place.dim() else place.copy_(value)
+
+
+def _take_step(
+    job: Job, axes: dict[str, int | None], step: Step, masked: bool, inputs: dict[str, Any], fixed: dict[str, Any]
+) -> None:
+    """The program's text: gather the batch, step, write everything back in its place."""
+    s = inputs["s"]
+    index, size, key = (inputs[name].index_select(1, s).squeeze(1) for name in ("index", "sizes", "keys"))
+    batch: tuple[Features, Features] = take(fixed["x"], index), take(fixed["y"], index)
+    mask = torch.arange(index.shape[1], device=index.device) < size[:, None] if masked else None
+    fixed_job = replace(job, functional=replace(job.functional, constants=fixed["constants"]))
+    one = client_step(fixed_job, _NoRound(), s[0], step)  # type: ignore[arg-type]
+    before, own = inputs["carry"], inputs["own"]
+    with torch.enable_grad():
+        after = torch.func.vmap(one, client_axes(axes, mask))(before, batch, mask, size, key, own)
+    after = where_at_work(size > 0, after, before) if masked else after
+    tree.map_state(lambda place, value: place.copy_(value), before, after)
+    s.add_(1)
+
+
+def _captured(call: Callable[[], Any]) -> Callable[[], None]:
+    """The call as one launch."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):  # kernels are compiled and chosen, workspaces taken
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay

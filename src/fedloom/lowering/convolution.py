@@ -1,0 +1,280 @@
+"""Convolutions with each client's own kernels.
+
+`vmap` makes one grouped convolution of them, for which libraries have no fast program. The same sums are a matrix
+product of patches and kernels per client, with the patches either written to memory (any device) or read where they lie
+(the Triton kernels behind `fedloom::conv2d`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedloom.lowering import kernels
+from fedloom.lowering.operators import call, flat, leading, operator
+
+Form = Literal["plain", "matrix", "kernel"]
+Pair = tuple[int, int]
+
+_KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def form(x: Tensor, weight: Tensor, stride: Pair, dilation: Pair, groups: int) -> Form:
+    """Which form a layer's convolution takes, by a fixed rule on device, dtype and shape.
+
+    On a CPU, and with groups, `vmap`'s own; on an accelerator the kernels, which are for up to 32 bits, and for a
+    stride or a dilation but not both; patches and a matrix for the rest, and for 1x1 kernels, where a patch is a pixel.
+    """
+    if groups != 1 or x.device.type == "cpu":
+        return "plain"
+    pointwise = weight.shape[-2:] == (1, 1)
+    fits = all(s == 1 or d == 1 for s, d in zip(stride, dilation, strict=True))
+    if not pointwise and fits and x.dtype in _KERNEL_DTYPES and x.device.type == "cuda" and kernels.available():
+        return "kernel"
+    return "matrix"
+
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    forced: Form | None = None,
+) -> Tensor | None:
+    """`F.conv2d` in the form that suits a stack of clients; None where `vmap`'s own is to be used."""
+    if input.dim() != 4:
+        return None
+    steps, taps = _pair(stride), _pair(dilation)
+    chosen = forced or form(input, weight, steps, taps, groups)
+    if groups != 1 or chosen == "plain":
+        return None
+    x, cells = _padded(input, weight, padding, steps, taps)
+    if chosen == "kernel":
+        y: Tensor = call(Convolution, _last(x), weight, steps, cells, taps)
+    else:
+        y = _product(x, weight, steps, cells, taps)
+    return y if bias is None else y + bias[:, None, None]
+
+
+def conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    forced: Form | None = None,
+) -> Tensor | None:
+    """`F.conv1d` as a convolution of images one pixel high."""
+    if input.dim() != 3:
+        return None
+    sizes = [(fill, _single(size)) for fill, size in ((1, stride), (1, dilation))]
+    cells = padding if isinstance(padding, str) else (0, _single(padding))
+    y = conv2d(input.unsqueeze(2), weight.unsqueeze(2), bias, sizes[0], cells, sizes[1], groups, forced)
+    return None if y is None else y.squeeze(2)
+
+
+def _single(size: int | Sequence[int]) -> int:
+    return size if isinstance(size, int) else size[0]
+
+
+def _pair(size: int | Sequence[int]) -> Pair:
+    return (size, size) if isinstance(size, int) else (size[0], size[-1])
+
+
+def _padded(
+    x: Tensor, weight: Tensor, padding: str | int | Sequence[int], stride: Pair, dilation: Pair
+) -> tuple[Tensor, Pair]:
+    """The padding on each side; where the two sides differ it is put on here."""
+    if not isinstance(padding, str):
+        return x, _pair(padding)
+    if padding == "valid":
+        return x, (0, 0)
+    if padding != "same" or stride != (1, 1):
+        raise RuntimeError(f"conv2d: expected padding 'valid', or 'same' with stride 1, got {padding!r}, {stride}")
+    rows, columns = (d * (k - 1) for d, k in zip(dilation, weight.shape[-2:], strict=True))
+    if rows % 2 == 0 and columns % 2 == 0:
+        return x, (rows // 2, columns // 2)
+    return F.pad(x, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)), (0, 0)
+
+
+def _size(image: Sequence[int], taps: Sequence[int], stride: Pair, padding: Pair, dilation: Pair) -> Pair:
+    rows, columns = (
+        (size + 2 * p - d * (k - 1) - 1) // s + 1
+        for size, k, s, p, d in zip(image, taps, stride, padding, dilation, strict=True)
+    )
+    return rows, columns
+
+
+def _product(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
+    """Patches times matrix, one product per client: a patch is a row, its channels adjacent within each tap."""
+    n, c = x.shape[:2]
+    o, _, th, tw = weight.shape
+    qh, qw = _size(x.shape[-2:], (th, tw), stride, padding, dilation)
+    image = F.pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
+    image = image.permute(0, 2, 3, 1)
+    slices = [
+        image[
+            :,
+            i * dilation[0] : i * dilation[0] + (qh - 1) * stride[0] + 1 : stride[0],
+            j * dilation[1] : j * dilation[1] + (qw - 1) * stride[1] + 1 : stride[1],
+        ]
+        for i in range(th)
+        for j in range(tw)
+    ]
+    patches = slices[0] if len(slices) == 1 else torch.cat(slices, -1)
+    matrix = weight.permute(2, 3, 1, 0).reshape(th * tw * c, o)
+    y = patches.reshape(n * qh * qw, th * tw * c) @ matrix
+    return y.reshape(n, qh, qw, o).permute(0, 3, 1, 2)
+
+
+def _last(x: Tensor) -> Tensor:
+    """Channels made adjacent in memory outside of the operators, where a compiler has whoever wrote x write it so."""
+    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
+class Convolution(torch.autograd.Function):
+    """`fedloom::conv2d` with its gradients: each of the three is linear in both its arguments, so they close."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
+        y: Tensor = torch.ops.fedloom.conv2d(x, weight, stride, padding, dilation)
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.settings = inputs[2:]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        size, taps, g = tuple(x.shape[-2:]), tuple(weight.shape[-2:]), _last(g)
+        dx = call(InputGradient, g, weight, size, *ctx.settings) if ctx.needs_input_grad[0] else None
+        dw = call(WeightGradient, g, x, taps, *ctx.settings) if ctx.needs_input_grad[1] else None
+        return dx, dw, None, None, None
+
+
+class InputGradient(torch.autograd.Function):
+    """`fedloom::conv2d_input_gradient` of (gradient of y, kernels)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(g: Tensor, weight: Tensor, size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
+        dx: Tensor = torch.ops.fedloom.conv2d_input_gradient(g, weight, size, stride, padding, dilation)
+        return dx
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.settings = inputs[3:]
+
+    @staticmethod
+    def backward(ctx: Any, ddx: Tensor) -> tuple[Any, ...]:
+        g, weight = ctx.saved_tensors
+        dg = call(Convolution, ddx, weight, *ctx.settings) if ctx.needs_input_grad[0] else None
+        dw = call(WeightGradient, g, ddx, tuple(weight.shape[-2:]), *ctx.settings) if ctx.needs_input_grad[1] else None
+        return dg, dw, None, None, None, None
+
+
+class WeightGradient(torch.autograd.Function):
+    """`fedloom::conv2d_weight_gradient` of (gradient of y, x)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(g: Tensor, x: Tensor, taps: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
+        dw: Tensor = torch.ops.fedloom.conv2d_weight_gradient(g, x, taps, stride, padding, dilation)
+        return dw
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.settings = inputs[3:]
+
+    @staticmethod
+    def backward(ctx: Any, ddw: Tensor) -> tuple[Any, ...]:
+        g, x = ctx.saved_tensors
+        dg = call(Convolution, x, ddw, *ctx.settings) if ctx.needs_input_grad[0] else None
+        dx = call(InputGradient, g, ddw, tuple(x.shape[-2:]), *ctx.settings) if ctx.needs_input_grad[1] else None
+        return dg, dx, None, None, None, None
+
+
+_SETTINGS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation) -> Tensor"
+
+
+def _on_device(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype in _KERNEL_DTYPES and kernels.available()
+
+
+def _backward(g: Tensor, x: Tensor, weight: Tensor, settings: tuple[Any, ...], which: int) -> Tensor:
+    wanted = [which == 0, which == 1, False]
+    out = torch.ops.aten.convolution_backward(g, x, weight, None, *settings, False, [0, 0], 1, wanted)
+    gradient: Tensor = out[which]
+    return gradient
+
+
+def _empty_output(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any) -> Tensor:
+    size = _size(x.shape[-2:], weight.shape[-2:], stride, padding, dilation)
+    return kernels.empty_last(x, *leading(x), x.shape[-4], weight.shape[-4], *size)
+
+
+@operator("fedloom::conv2d", f"(Tensor x, Tensor weight, {_SETTINGS}", batched=2, fake=_empty_output)
+def _conv2d(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any) -> Tensor:
+    lead, (x, weight) = flat(4, x, weight)
+    settings = tuple(stride), tuple(padding), tuple(dilation)
+    if _on_device(x):
+        y = kernels.conv2d(x, weight, _size(x.shape[-2:], weight.shape[-2:], *settings), *settings)
+    else:
+        y = kernels.last(torch.stack([torch.conv2d(*pair, None, *settings) for pair in zip(x, weight, strict=True)]))
+    return y.reshape(*lead, *y.shape[1:])
+
+
+def _empty_input(g: Tensor, weight: Tensor, size: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:
+    return kernels.empty_last(g, *leading(g), g.shape[-4], weight.shape[-3], *size)
+
+
+@operator(
+    "fedloom::conv2d_input_gradient",
+    f"(Tensor g, Tensor weight, SymInt[] size, {_SETTINGS}",
+    batched=2,
+    fake=_empty_input,
+)
+def _conv2d_input_gradient(g: Tensor, weight: Tensor, size: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:
+    lead, (g, weight) = flat(4, g, weight)
+    settings = tuple(stride), tuple(padding), tuple(dilation)
+    if _on_device(g):
+        dx = kernels.conv2d_input_gradient(g, weight, tuple(size), *settings)
+    else:
+        x = g.new_empty(()).expand(g.shape[1], weight.shape[2], *size)
+        dx = kernels.last(torch.stack([_backward(g[k], x, weight[k], settings, 0) for k in range(len(g))]))
+    return dx.reshape(*lead, *dx.shape[1:])
+
+
+def _empty_weight(g: Tensor, x: Tensor, taps: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:
+    return kernels.empty_last(g, *leading(g), g.shape[-3], x.shape[-3], *taps)
+
+
+@operator(
+    "fedloom::conv2d_weight_gradient", f"(Tensor g, Tensor x, SymInt[] taps, {_SETTINGS}", batched=2, fake=_empty_weight
+)
+def _conv2d_weight_gradient(g: Tensor, x: Tensor, taps: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:
+    lead, (g, x) = flat(4, g, x)
+    settings = tuple(stride), tuple(padding), tuple(dilation)
+    if _on_device(g):
+        dw = kernels.conv2d_weight_gradient(g, x, tuple(taps), *settings)
+    else:
+        weight = g.new_empty(()).expand(g.shape[2], x.shape[2], *taps)
+        dw = kernels.last(torch.stack([_backward(g[k], x[k], weight, settings, 1) for k in range(len(g))]))
+    return dw.reshape(*lead, *dw.shape[1:])

@@ -1,0 +1,725 @@
+"""Triton kernels for a stack of clients: convolution by implicit matrix products, and one time step of an LSTM.
+
+Nothing here is needed: without Triton or a CUDA device other forms are used. No atomics: every run has the same bits.
+
+All convolution kernels see one client's positions as the rows of a matrix and read patches where they lie:
+`input row = row * step + tap * dilation + origin`, zero outside of the image. Channels are best adjacent in memory.
+"""
+
+# Triton's decorators and its language are untyped, and a kernel is not Python that mypy could check.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # another platform, or a build of torch for the CPU
+    triton = None
+
+
+def available() -> bool:
+    """Whether Triton is installed."""
+    return triton is not None
+
+
+def _jit(kernel):
+    """Compiled for each set of constants and strides, but not anew for sizes, whose divisors say nothing."""
+    if triton is None:
+        return kernel
+    sizes = ("rows", "image", "width", "H", "W", "C", "OUT", "share", "B")
+    return triton.jit(kernel, do_not_specialize=[name for name in sizes if name in signature(kernel).parameters])
+
+
+class Tiles(NamedTuple):
+    """The tile of the result one program computes, the depth of one step of its sum, and how it is run."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int = 4
+    stages: int = 3
+    splits: int = 0  # of the sum; 0: as many as fill the device
+
+
+def precision(dtype: torch.dtype) -> str:
+    """How float32 is multiplied: as torch's matrix products are set to."""
+    exact = dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    return "ieee" if exact else "tf32"
+
+
+@_jit
+def _correlate(
+    x,
+    w,
+    y,
+    rows,
+    image,
+    width,
+    C,
+    OUT,
+    H,
+    W,
+    x_k,
+    x_n,
+    x_h,
+    x_w,
+    x_c,
+    w_k,
+    w_o,
+    w_h,
+    w_w,
+    w_c,
+    y_k,
+    y_n,
+    y_h,
+    y_w,
+    y_o,
+    step_h,
+    step_w,
+    tap_h,
+    tap_w,
+    origin_h,
+    origin_w,
+    TH: tl.constexpr,
+    TW: tl.constexpr,
+    FLAT: tl.constexpr,
+    EVEN: tl.constexpr,
+    INSIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """y[row, o] = sum over taps and channels of x[row's patch] w[tap, o, channel], for one client's tile."""
+    client = tl.program_id(1).to(tl.int64)
+    column_tiles = tl.cdiv(OUT, BN)
+    m = (tl.program_id(0) // column_tiles) * BM + tl.arange(0, BM)
+    o = (tl.program_id(0) % column_tiles) * BN + tl.arange(0, BN)
+    n = m // image
+    q = m % image
+    qh = q // width
+    qw = q % width
+    ih0 = qh * step_h + origin_h
+    iw0 = qw * step_w + origin_w
+    live = m < rows
+    x += client * x_k
+    w += client * w_k
+    y += client * y_k
+    patch = n * x_n + ih0 * x_h + iw0 * x_w
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    if FLAT:  # few channels: taps and channels are one index
+        for r0 in range(0, TH * TW * C, BK):
+            r = r0 + tl.arange(0, BK)
+            c = r % C
+            i = r // C // TW
+            j = r // C % TW
+            there = r < TH * TW * C
+            seen = live[:, None] & there[None, :]
+            if not INSIDE:
+                ih = ih0[:, None] + (i * tap_h)[None, :]
+                iw = iw0[:, None] + (j * tap_w)[None, :]
+                seen = seen & (ih >= 0) & (ih < H) & (iw >= 0) & (iw < W)
+            a = tl.load(x + patch[:, None] + (i * tap_h * x_h + j * tap_w * x_w + c * x_c)[None, :], mask=seen, other=0)
+            b = tl.load(
+                w + (i * w_h + j * w_w + c * w_c)[:, None] + (o * w_o)[None, :],
+                mask=there[:, None] & (o < OUT)[None, :],
+                other=0,
+            )
+            acc = tl.dot(a, b, acc, input_precision=PRECISION)
+    else:
+        blocks = tl.cdiv(C, BK)
+        for s in range(TH * TW * blocks):
+            tap = s // blocks
+            i = tap // TW
+            j = tap % TW
+            c = (s % blocks) * BK + tl.arange(0, BK)
+            seen = live
+            if not INSIDE:
+                ih = ih0 + i * tap_h
+                iw = iw0 + j * tap_w
+                seen = seen & (ih >= 0) & (ih < H) & (iw >= 0) & (iw < W)
+            at = x + (patch + i * tap_h * x_h + j * tap_w * x_w)[:, None] + (c * x_c)[None, :]
+            bt = w + i * w_h + j * w_w + (c * w_c)[:, None] + (o * w_o)[None, :]
+            if EVEN:
+                a = tl.load(at, mask=seen[:, None], other=0)
+                b = tl.load(bt, mask=(o < OUT)[None, :], other=0)
+            else:
+                a = tl.load(at, mask=seen[:, None] & (c < C)[None, :], other=0)
+                b = tl.load(bt, mask=(c < C)[:, None] & (o < OUT)[None, :], other=0)
+            acc = tl.dot(a, b, acc, input_precision=PRECISION)
+    out = y + (n * y_n + qh * y_h + qw * y_w)[:, None] + (o * y_o)[None, :]
+    tl.store(out, acc.to(y.dtype.element_ty), mask=live[:, None] & (o < OUT)[None, :])
+
+
+@_jit
+def _weight_gradient(
+    g,
+    x,
+    dw,
+    rows,
+    image,
+    width,
+    C,
+    OUT,
+    H,
+    W,
+    share,
+    g_k,
+    g_n,
+    g_h,
+    g_w,
+    g_o,
+    x_k,
+    x_n,
+    x_h,
+    x_w,
+    x_c,
+    dw_s,
+    dw_k,
+    dw_o,
+    step_h,
+    step_w,
+    tap_h,
+    tap_w,
+    origin_h,
+    origin_w,
+    TH: tl.constexpr,
+    TW: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    INSIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """dw[split, o, tap, channel] = sum over a share of the rows of g[row, o] x[row's patch, tap, channel]."""
+    client = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
+    R = TH * TW * C
+    column_tiles = tl.cdiv(R, BN)
+    r0 = (tl.program_id(0) % column_tiles) * BN
+    o = (tl.program_id(0) // column_tiles) * BM + tl.arange(0, BM)
+    r = r0 + tl.arange(0, BN)
+    c = r % C
+    if ALIGNED:  # all columns of the tile have one tap
+        i = r0 // C // TW
+        j = r0 // C % TW
+    else:
+        i = r // C // TW
+        j = r // C % TW
+    g += client * g_k
+    x += client * x_k
+    column = i * tap_h * x_h + j * tap_w * x_w + c * x_c
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for p0 in range(split * share, tl.minimum(rows, (split + 1) * share), BK):
+        p = p0 + tl.arange(0, BK)
+        live = p < rows
+        n = p // image
+        q = p % image
+        qh = q // width
+        qw = q % width
+        ih0 = qh * step_h + origin_h
+        iw0 = qw * step_w + origin_w
+        at = n * g_n + qh * g_h + qw * g_w
+        bt = n * x_n + ih0 * x_h + iw0 * x_w
+        a = tl.load(g + (o * g_o)[:, None] + at[None, :], mask=(o < OUT)[:, None] & live[None, :], other=0)
+        if FIRST:  # positions adjacent in memory: read columns by rows, then turn the tile
+            seen = (r < R)[:, None] & live[None, :]
+            if not INSIDE:
+                if ALIGNED:
+                    ih = ih0 + i * tap_h
+                    iw = iw0 + j * tap_w
+                    seen = seen & ((ih >= 0) & (ih < H) & (iw >= 0) & (iw < W))[None, :]
+                else:
+                    ih = ih0[None, :] + (i * tap_h)[:, None]
+                    iw = iw0[None, :] + (j * tap_w)[:, None]
+                    seen = seen & (ih >= 0) & (ih < H) & (iw >= 0) & (iw < W)
+            b = tl.trans(tl.load(x + column[:, None] + bt[None, :], mask=seen, other=0))
+        else:
+            seen = live[:, None] & (r < R)[None, :]
+            if not INSIDE:
+                if ALIGNED:
+                    ih = ih0 + i * tap_h
+                    iw = iw0 + j * tap_w
+                    seen = seen & ((ih >= 0) & (ih < H) & (iw >= 0) & (iw < W))[:, None]
+                else:
+                    ih = ih0[:, None] + (i * tap_h)[None, :]
+                    iw = iw0[:, None] + (j * tap_w)[None, :]
+                    seen = seen & (ih >= 0) & (ih < H) & (iw >= 0) & (iw < W)
+            b = tl.load(x + bt[:, None] + column[None, :], mask=seen, other=0)
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+    out = dw + split.to(tl.int64) * dw_s + client * dw_k + (o * dw_o)[:, None] + r[None, :]
+    tl.store(out, acc.to(dw.dtype.element_ty), mask=(o < OUT)[:, None] & (r < R)[None, :])
+
+
+@_jit
+def _tanh(x):
+    return 2 * tl.sigmoid(2 * x) - 1
+
+
+@_jit
+def _lstm_step(
+    xg,
+    w,
+    h_before,
+    c_before,
+    h,
+    c,
+    gates,
+    B,
+    H,
+    xg_k,
+    xg_b,
+    w_k,
+    h_before_k,
+    c_before_k,
+    h_k,
+    gates_k,
+    PRECISION: tl.constexpr,
+    BB: tl.constexpr,
+    BH: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """One client's block of hidden units at one time: the four gates' products with the state, then the cell."""
+    client = tl.program_id(1).to(tl.int64)
+    unit = tl.program_id(0) * BH + tl.arange(0, BH)
+    b = tl.program_id(2) * BB + tl.arange(0, BB)
+    within = (b < B)[:, None] & (unit < H)[None, :]
+    xg += client * xg_k
+    w += client * w_k
+    at = xg + (b * xg_b)[:, None] + unit[None, :]
+    i = tl.load(at, mask=within, other=0).to(tl.float32)
+    f = tl.load(at + H, mask=within, other=0).to(tl.float32)
+    g = tl.load(at + 2 * H, mask=within, other=0).to(tl.float32)
+    o = tl.load(at + 3 * H, mask=within, other=0).to(tl.float32)
+    for k0 in range(0, H, BK):
+        k = k0 + tl.arange(0, BK)
+        state = tl.load(
+            h_before + client * h_before_k + (b * H)[:, None] + k[None, :],
+            mask=(b < B)[:, None] & (k < H)[None, :],
+            other=0,
+        )
+        rows = w + (unit * H)[None, :] + k[:, None]
+        known = (k < H)[:, None] & (unit < H)[None, :]
+        i = tl.dot(state, tl.load(rows, mask=known, other=0), i, input_precision=PRECISION)
+        f = tl.dot(state, tl.load(rows + H * H, mask=known, other=0), f, input_precision=PRECISION)
+        g = tl.dot(state, tl.load(rows + 2 * H * H, mask=known, other=0), g, input_precision=PRECISION)
+        o = tl.dot(state, tl.load(rows + 3 * H * H, mask=known, other=0), o, input_precision=PRECISION)
+    i = tl.sigmoid(i)
+    f = tl.sigmoid(f)
+    g = _tanh(g)
+    o = tl.sigmoid(o)
+    place = (b * H)[:, None] + unit[None, :]
+    before = tl.load(c_before + client * c_before_k + place, mask=within, other=0).to(tl.float32)
+    now = f * before + i * g
+    kind = h.dtype.element_ty
+    tl.store(c + client * h_k + place, now.to(kind), mask=within)
+    tl.store(h + client * h_k + place, (o * _tanh(now)).to(kind), mask=within)
+    four = gates + client * gates_k + (b * 4 * H)[:, None] + unit[None, :]
+    tl.store(four, i.to(kind), mask=within)
+    tl.store(four + H, f.to(kind), mask=within)
+    tl.store(four + 2 * H, g.to(kind), mask=within)
+    tl.store(four + 3 * H, o.to(kind), mask=within)
+
+
+@_jit
+def _lstm_step_back(
+    dy,
+    w,
+    gates,
+    c,
+    c_before,
+    dh,
+    dc,
+    dgates,
+    dh_before,
+    dc_before,
+    B,
+    H,
+    dy_k,
+    dy_b,
+    w_k,
+    gates_k,
+    c_k,
+    c_before_k,
+    d_k,
+    PRECISION: tl.constexpr,
+    BB: tl.constexpr,
+    BH: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """One client at one time, backwards: the gates' gradients, and a block of the previous state's.
+
+    Every program needs all gates' gradients and computes them anew, which costs less than a second launch; each stores
+    those of its own block.
+    """
+    client = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(0) * BH
+    unit = first + tl.arange(0, BH)
+    b = tl.program_id(2) * BB + tl.arange(0, BB)
+    kind = dgates.dtype.element_ty
+    w += client * w_k
+    acc = tl.zeros((BB, BH), dtype=tl.float32)
+    for k0 in range(0, H, BK):
+        k = k0 + tl.arange(0, BK)
+        within = (b < B)[:, None] & (k < H)[None, :]
+        place = (b * H)[:, None] + k[None, :]
+        four = (b * 4 * H)[:, None] + k[None, :]
+        i = tl.load(gates + client * gates_k + four, mask=within, other=0).to(tl.float32)
+        f = tl.load(gates + client * gates_k + four + H, mask=within, other=0).to(tl.float32)
+        g = tl.load(gates + client * gates_k + four + 2 * H, mask=within, other=0).to(tl.float32)
+        o = tl.load(gates + client * gates_k + four + 3 * H, mask=within, other=0).to(tl.float32)
+        tanh_c = _tanh(tl.load(c + client * c_k + place, mask=within, other=0).to(tl.float32))
+        before = tl.load(c_before + client * c_before_k + place, mask=within, other=0).to(tl.float32)
+        above = tl.load(dy + client * dy_k + (b * dy_b)[:, None] + k[None, :], mask=within, other=0).to(tl.float32)
+        dht = above + tl.load(dh + client * d_k + place, mask=within, other=0)
+        dct = tl.load(dc + client * d_k + place, mask=within, other=0) + dht * o * (1 - tanh_c * tanh_c)
+        di = (dct * g * i * (1 - i)).to(kind)
+        df = (dct * before * f * (1 - f)).to(kind)
+        dg = (dct * i * (1 - g * g)).to(kind)
+        do = (dht * tanh_c * o * (1 - o)).to(kind)
+        own = within & (k >= first)[None, :] & (k < first + BH)[None, :]
+        out = dgates + client * gates_k + four
+        tl.store(out, di, mask=own)
+        tl.store(out + H, df, mask=own)
+        tl.store(out + 2 * H, dg, mask=own)
+        tl.store(out + 3 * H, do, mask=own)
+        tl.store(dc_before + client * d_k + place, dct * f, mask=own)
+        rows = w + (k * H)[:, None] + unit[None, :]
+        known = (k < H)[:, None] & (unit < H)[None, :]
+        acc = tl.dot(di, tl.load(rows, mask=known, other=0), acc, input_precision=PRECISION)
+        acc = tl.dot(df, tl.load(rows + H * H, mask=known, other=0), acc, input_precision=PRECISION)
+        acc = tl.dot(dg, tl.load(rows + 2 * H * H, mask=known, other=0), acc, input_precision=PRECISION)
+        acc = tl.dot(do, tl.load(rows + 3 * H * H, mask=known, other=0), acc, input_precision=PRECISION)
+    out = dh_before + client * d_k + (b * H)[:, None] + unit[None, :]
+    tl.store(out, acc, mask=(b < B)[:, None] & (unit < H)[None, :])
+
+
+def _power(size: int, least: int, most: int) -> int:
+    """The power of two at or above `size`, within bounds."""
+    return max(least, min(most, 1 << max(size - 1, 0).bit_length()))
+
+
+def _correlation_tiles(columns: int, channels: int) -> Tiles:
+    if channels < 16:
+        return Tiles(128, _power(columns, 16, 64), 16)
+    wide = _power(columns, 16, 128)
+    return Tiles(128, wide, 32, 8 if wide == 128 else 4)
+
+
+def _weight_tiles(outputs: int, columns: int) -> Tiles:
+    tall = _power(outputs, 16, 128)
+    wide = _power(columns, 16, 128)
+    return Tiles(tall, wide, 32, 8 if tall * wide > 64 * 128 else 4)
+
+
+def _run_correlation(
+    x: Tensor,
+    w: Tensor,
+    y: Tensor,
+    steps: tuple[int, int],
+    taps: tuple[int, int],
+    origin: tuple[int, int],
+    tiles: Tiles | None,
+) -> None:
+    """Fill y (K, N, O, QH, QW) from x (K, N, C, H, W) and w (K, O, C, TH, TW), whatever their strides."""
+    clients, n, c, height, width = x.shape
+    _, _, o, qh, qw = y.shape
+    th, tw = w.shape[-2:]
+    rows = n * qh * qw
+    if not (rows and clients):
+        return
+    if not (th and tw):  # a class of cells that no tap reaches
+        y.zero_()
+        return
+    chosen = tiles or _correlation_tiles(o, c)
+    reach_h = range(origin[0], origin[0] + (qh - 1) * steps[0] + 1), (th - 1) * taps[0]
+    reach_w = range(origin[1], origin[1] + (qw - 1) * steps[1] + 1), (tw - 1) * taps[1]
+    inside = all(
+        reach.start + min(span, 0) >= 0 and reach.stop - 1 + max(span, 0) < size
+        for (reach, span), size in ((reach_h, height), (reach_w, width))
+    )
+    flat = c < 16
+    grid = (triton.cdiv(rows, chosen.rows) * triton.cdiv(o, chosen.columns), clients)
+    _correlate[grid](
+        x,
+        w,
+        y,
+        rows,
+        qh * qw,
+        qw,
+        c,
+        o,
+        height,
+        width,
+        x.stride(0),
+        x.stride(1),
+        x.stride(3),
+        x.stride(4),
+        x.stride(2),
+        w.stride(0),
+        w.stride(1),
+        w.stride(3),
+        w.stride(4),
+        w.stride(2),
+        y.stride(0),
+        y.stride(1),
+        y.stride(3),
+        y.stride(4),
+        y.stride(2),
+        *steps,
+        *taps,
+        *origin,
+        TH=th,
+        TW=tw,
+        FLAT=flat,
+        EVEN=c % chosen.depth == 0,
+        INSIDE=inside,
+        PRECISION=precision(x.dtype),
+        BM=chosen.rows,
+        BN=chosen.columns,
+        BK=chosen.depth,
+        num_warps=chosen.warps,
+        num_stages=chosen.stages,
+    )
+
+
+def last(x: Tensor) -> Tensor:
+    """The same numbers with channels (axis -3) adjacent in memory; a copy only where they are not."""
+    return x if x.stride(-3) == 1 else x.movedim(-3, -1).contiguous().movedim(-1, -3)
+
+
+def empty_last(x: Tensor, *shape: int) -> Tensor:
+    """A new tensor of this shape whose channels (axis -3) are adjacent in memory."""
+    *lead, c, h, w = shape
+    return x.new_empty((*lead, h, w, c)).movedim(-1, -3)
+
+
+def conv2d(
+    x: Tensor,
+    w: Tensor,
+    size: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """x (K, N, C, H, W) with w (K, O, C, TH, TW) -> (K, N, O, *size)."""
+    y = empty_last(x, x.shape[0], x.shape[1], w.shape[1], *size)
+    _run_correlation(last(x), last(w), y, stride, dilation, (-padding[0], -padding[1]), tiles)
+    return y
+
+
+def conv2d_input_gradient(
+    g: Tensor,
+    w: Tensor,
+    size: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """The gradient with respect to x (K, N, C, *size) from that of y, g.
+
+    Input cells whose padded row has the same remainder by the stride see the same taps: each class is a convolution
+    with stride one. With a dilation that would not do, and one of the two has to be one.
+    """
+    dx = empty_last(g, g.shape[0], g.shape[1], w.shape[2], *size)
+    g = last(g)
+    turned = w.permute(0, 3, 4, 2, 1).contiguous().permute(0, 3, 4, 1, 2)  # (K, C, O, TH, TW), outputs adjacent
+    for row in range(stride[0]):
+        for column in range(stride[1]):
+            first = [-(-(p - r) // s) for p, r, s in zip(padding, (row, column), stride, strict=True)]
+            begin = [s * q + r - p for s, q, r, p in zip(stride, first, (row, column), padding, strict=True)]
+            _run_correlation(
+                g,
+                turned[..., row :: stride[0], column :: stride[1]],
+                dx[..., begin[0] :: stride[0], begin[1] :: stride[1]],
+                (1, 1),
+                (-dilation[0], -dilation[1]),
+                (first[0], first[1]),
+                tiles,
+            )
+    return dx
+
+
+def conv2d_weight_gradient(
+    g: Tensor,
+    x: Tensor,
+    taps: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    tiles: Tiles | None = None,
+    channels_first: bool = False,
+) -> Tensor:
+    """The gradient with respect to w (K, O, C, *taps) from that of y, g (K, N, O, QH, QW)."""
+    clients, n, o, qh, qw = g.shape
+    c, height, width = x.shape[2:]
+    g, x = (g.contiguous(), x.contiguous()) if channels_first else (last(g), last(x))
+    th, tw = taps
+    rows, columns = n * qh * qw, th * tw * c
+    if not (rows and clients):
+        return empty_last(x, clients, o, c, th, tw).zero_()
+    chosen = tiles or _weight_tiles(o, columns)
+    programs = clients * triton.cdiv(o, chosen.rows) * triton.cdiv(columns, chosen.columns)
+    splits = chosen.splits or max(1, min(16, 4 * _processors(x) // programs, rows // (8 * chosen.depth)))
+    share = triton.cdiv(triton.cdiv(rows, splits), chosen.depth) * chosen.depth
+    splits = triton.cdiv(rows, share)
+    kind = x.dtype if splits == 1 else torch.float32
+    dw = torch.empty((splits, clients, o, th, tw, c), device=x.device, dtype=kind)
+    inside = padding == (0, 0)
+    grid = (triton.cdiv(o, chosen.rows) * triton.cdiv(columns, chosen.columns), clients, splits)
+    _weight_gradient[grid](
+        g,
+        x,
+        dw,
+        rows,
+        qh * qw,
+        qw,
+        c,
+        o,
+        height,
+        width,
+        share,
+        g.stride(0),
+        g.stride(1),
+        g.stride(3),
+        g.stride(4),
+        g.stride(2),
+        x.stride(0),
+        x.stride(1),
+        x.stride(3),
+        x.stride(4),
+        x.stride(2),
+        dw.stride(0),
+        dw.stride(1),
+        dw.stride(2),
+        *stride,
+        *dilation,
+        -padding[0],
+        -padding[1],
+        TH=th,
+        TW=tw,
+        ALIGNED=c % chosen.columns == 0,
+        INSIDE=inside,
+        FIRST=channels_first,
+        PRECISION=precision(x.dtype),
+        BM=chosen.rows,
+        BN=chosen.columns,
+        BK=chosen.depth,
+        num_warps=chosen.warps,
+        num_stages=chosen.stages,
+    )
+    whole = dw[0] if splits == 1 else dw.sum(0).to(x.dtype)
+    return whole.movedim(-1, 2)
+
+
+def _processors(x: Tensor) -> int:
+    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
+
+
+def _step_tiles(batch: int, hidden: int, depth: int) -> Tiles:
+    return Tiles(_power(batch, 16, 32), 16, _power(hidden, 16, depth))
+
+
+def lstm(
+    xg: Tensor, w: Tensor, h0: Tensor, c0: Tensor, reverse: bool, tiles: Tiles | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """States (K, T, B, H), activated gates and cells of one direction from the input's gates (K, T, B, 4 H)."""
+    clients, times, batch, four = xg.shape
+    hidden = four // 4
+    xg = xg if xg.stride(-1) == 1 else xg.contiguous()
+    w, h0, c0 = w.contiguous(), h0.contiguous(), c0.contiguous()
+    h, c = (xg.new_empty(clients, times, batch, hidden) for _ in range(2))
+    gates = xg.new_empty(clients, times, batch, four)
+    chosen = tiles or _step_tiles(batch, hidden, 64)
+    grid = (triton.cdiv(hidden, chosen.columns), clients, triton.cdiv(batch, chosen.rows))
+    h_before, c_before = h0, c0
+    for t in reversed(range(times)) if reverse else range(times):
+        _lstm_step[grid](
+            xg[:, t],
+            w,
+            h_before,
+            c_before,
+            h[:, t],
+            c[:, t],
+            gates[:, t],
+            batch,
+            hidden,
+            xg.stride(0),
+            xg.stride(2),
+            w.stride(0),
+            h_before.stride(0),
+            c_before.stride(0),
+            h.stride(0),
+            gates.stride(0),
+            PRECISION=precision(xg.dtype),
+            BB=chosen.rows,
+            BH=chosen.columns,
+            BK=chosen.depth,
+            num_warps=chosen.warps,
+            num_stages=chosen.stages,
+        )
+        h_before, c_before = h[:, t], c[:, t]
+    return h, gates, c
+
+
+def lstm_gradient(
+    dy: Tensor,
+    dc_last: Tensor,
+    w: Tensor,
+    gates: Tensor,
+    c: Tensor,
+    c0: Tensor,
+    reverse: bool,
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the gates (K, T, B, 4 H), of h0 and of c0, from those of the states and of the last cell."""
+    clients, times, batch, hidden = c.shape
+    dy = dy if dy.stride(-1) == 1 else dy.contiguous()
+    w, gates, c, c0 = (each.contiguous() for each in (w, gates, c, c0))
+    dgates = torch.empty_like(gates)
+    dh = [torch.zeros((clients, batch, hidden), device=c.device, dtype=torch.float32) for _ in range(2)]
+    dc = [dc_last.to(torch.float32, copy=True).contiguous(), torch.empty_like(dh[0])]
+    chosen = tiles or _step_tiles(batch, hidden, 32)
+    grid = (triton.cdiv(hidden, chosen.columns), clients, triton.cdiv(batch, chosen.rows))
+    order = list(range(times)) if reverse else list(reversed(range(times)))
+    for s, t in enumerate(order):
+        c_before = c0 if s + 1 == times else c[:, order[s + 1]]
+        _lstm_step_back[grid](
+            dy[:, t],
+            w,
+            gates[:, t],
+            c[:, t],
+            c_before,
+            dh[s % 2],
+            dc[s % 2],
+            dgates[:, t],
+            dh[(s + 1) % 2],
+            dc[(s + 1) % 2],
+            batch,
+            hidden,
+            dy.stride(0),
+            dy.stride(2),
+            w.stride(0),
+            gates.stride(0),
+            c.stride(0),
+            c_before.stride(0),
+            dh[0].stride(0),
+            PRECISION=precision(c.dtype),
+            BB=chosen.rows,
+            BH=chosen.columns,
+            BK=chosen.depth,
+            num_warps=chosen.warps,
+            num_stages=chosen.stages,
+        )
+    return dgates, dh[times % 2].to(c.dtype), dc[times % 2].to(c.dtype)

@@ -1,0 +1,55 @@
+"""The mode in which a module's forward uses the stacked forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import _VF, Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from fedloom.lowering import convolution, norm, pooling, recurrent
+from fedloom.lowering.convolution import Form
+
+
+class Stacked(TorchFunctionMode):
+    """Within it, a forward under `vmap(grad(...))` uses forms that a stack of clients is fast in.
+
+    A replacement has the arguments of what it replaces, and gives None for what it leaves alone.
+    """
+
+    def __init__(self, mask: Tensor | None, form: Form | None) -> None:
+        super().__init__()
+        self.replacements: dict[Any, Callable[..., Any]] = {
+            torch.conv2d: partial(convolution.conv2d, forced=form),
+            torch.conv1d: partial(convolution.conv1d, forced=form),
+            F.max_pool2d: pooling.max_pool2d,
+            torch.max_pool2d: pooling.max_pool2d,
+            _VF.lstm: recurrent.lstm,
+            _VF.gru: recurrent.gru,
+            F.batch_norm: partial(norm.batch_norm, mask),
+        }
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        replacement = self.replacements.get(func)
+        result = None if replacement is None else replacement(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if result is None else result
+
+
+def stacked(mask: Tensor | None = None, form: Form | None = None) -> Stacked:
+    """The mode for one client's forward under `vmap`; `mask` tells the real rows of a padded batch.
+
+    `form` makes all convolutions take one form. A `SeededDropout` has to be entered before it, so that dropout between
+    recurrent layers is seen.
+
+    >>> layer = torch.nn.MaxPool2d(2)
+    >>> with stacked():
+    ...     layer(torch.arange(4.0).reshape(1, 1, 2, 2)).item()
+    3.0
+    """
+    return Stacked(mask, form)

@@ -1,0 +1,138 @@
+"""Batch norm over the real rows of a padded batch, and the norms that `vmap` handles itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from stacks import assert_close, assert_same, draw
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+from fedloom.lowering import stacked
+
+Leaves = dict[str, Tensor]
+
+
+def kinds() -> list[tuple[nn.Module, tuple[int, ...]]]:
+    return [
+        (nn.BatchNorm1d(3), (3,)),
+        (nn.BatchNorm1d(3, affine=False, momentum=0.3), (3, 4)),
+        (nn.BatchNorm2d(3, eps=1e-3), (3, 4, 5)),
+        (nn.BatchNorm2d(3, track_running_stats=False), (3, 2, 2)),
+    ]
+
+
+IDS = ["1d", "sequence", "2d", "untracked"]
+
+
+def objective(
+    module: nn.Module, mask: Tensor | None, params: Leaves, buffers: Leaves, x: Tensor
+) -> tuple[Tensor, Leaves]:
+    buffers = {name: leaf.clone() for name, leaf in buffers.items()}
+    with stacked(mask):
+        y = functional_call(module, {**params, **buffers}, (x,))
+    coefficients = torch.cos(torch.arange(y[0].numel(), dtype=y.dtype)).reshape(y.shape[1:])
+    rows = (y * coefficients + y.pow(3)).flatten(1).sum(1)
+    return (rows if mask is None else torch.where(mask, rows, 0.0)).sum(), buffers
+
+
+@pytest.mark.parametrize(("module", "shape"), kinds(), ids=IDS)
+def test_padded_rows_change_nothing(module: nn.Module, shape: tuple[int, ...]) -> None:
+    module = module.double()
+    sizes = torch.tensor([3, 5, 4])  # of two rows the gradient by x cancels
+    mask = torch.arange(5) < sizes[:, None]
+    x = draw(3, 5, *shape)
+    x[0, 3] = 1e6  # padding
+    params = {name: draw(3, *leaf.shape, seed=2) for name, leaf in module.named_parameters()}
+    buffers = {
+        name: leaf.expand(3, *leaf.shape) + (draw(3, *leaf.shape, seed=3).abs() if leaf.is_floating_point() else 0)
+        for name, leaf in module.named_buffers()
+    }
+
+    def one(mask: Tensor, params: Leaves, buffers: Leaves, x: Tensor) -> tuple[Tensor, tuple[Leaves, Tensor], Leaves]:
+        (found, (_, after)) = torch.func.grad_and_value(
+            lambda p, x: objective(module, mask, p, buffers, x), argnums=(0, 1), has_aux=True
+        )(params, x)
+        return found[1], (found[0], after), after
+
+    stack = torch.func.vmap(one)
+    program = make_fx(stack, tracing_mode="fake")(mask, params, buffers, x)
+    for by_x, (by_params, after), _ in (stack(mask, params, buffers, x), program(mask, params, buffers, x)):
+        for k, size in enumerate(sizes.tolist()):
+            own = {name: leaf[k].detach().requires_grad_() for name, leaf in params.items()}
+            rows = x[k, :size].detach().requires_grad_()
+            value, expected = objective(module, None, own, {n: leaf[k] for n, leaf in buffers.items()}, rows)
+            found = torch.autograd.grad(value, [rows, *own.values()])
+            got = [by_x[k, :size], *[leaf[k] for leaf in by_params.values()]]
+            assert_close(got, list(found), 1e-12)
+            assert_close([after[name][k] for name in expected], [leaf.double() for leaf in expected.values()], 1e-12)
+            assert not by_x[k, size:].any()
+
+
+def test_one_real_value_is_finite() -> None:
+    module = nn.BatchNorm1d(2).double()
+    mask = torch.tensor([True, False, False])
+    with stacked(mask):
+        y = module(draw(3, 2))
+    assert y.isfinite().all() and module.running_var.isfinite().all()
+    with stacked(mask & False):
+        assert module(draw(3, 2)).isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu() -> None:
+    x, mask = draw(3, 5, 2, 4, 4).float(), torch.arange(5) < torch.tensor([[2], [5], [4]])
+
+    def normed(x: Tensor, mask: Tensor) -> Tensor:
+        with stacked(mask):
+            return F.batch_norm(x, None, None, training=True)
+
+    y = torch.func.vmap(normed)(x.cuda(), mask.cuda()).cpu()
+    for k in range(3):
+        real = x[k, mask[k]].double()
+        torch.testing.assert_close(
+            y[k, mask[k]].double(), F.batch_norm(real, None, None, training=True), rtol=0, atol=1e-5
+        )
+
+
+def test_without_a_mask_or_in_evaluation_it_is_left_alone() -> None:
+    module, x = nn.BatchNorm1d(2).double(), draw(4, 2)
+    with stacked(), pytest.raises(ValueError, match="more than 1 value"):
+        module(x[:1])
+    module.eval()
+    with stacked(torch.tensor([True, True, False, False])):
+        masked = module(x)
+    assert torch.equal(masked, module(x))
+
+
+class Embedded(nn.Module):
+    def __init__(self, padding: int | None) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 3, padding_idx=padding)
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = (x.detach() * 100).long().abs() % 7
+        return self.embedding(words) * x.unsqueeze(-1)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.GroupNorm(2, 4), (5, 4, 3, 3)),
+        (nn.LayerNorm(4), (5, 4)),
+        (Embedded(None), (4, 5)),
+        (Embedded(0), (4, 5)),
+    ],
+    ids=["group", "layer", "embedding", "embedding with padding"],
+)
+def test_what_vmap_does_well(module: nn.Module, shape: tuple[int, ...]) -> None:
+    functorch = torch._C._functorch
+    allowed = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        assert_same(module, draw(3, *shape), traced=True)
+    finally:
+        functorch._set_vmap_fallback_enabled(allowed)
