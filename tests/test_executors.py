@@ -270,34 +270,48 @@ def test_dropout_along_another_axis_agrees(p: float) -> None:
     assert_agree(lambda: TimeMajor(p), fl.fedavg(0.1), 2)
 
 
-@pytest.mark.parametrize(("model", "alone"), [(Dense, True), (Words, True), (Conv, True), (BatchNormed, False)])
+class Centred(nn.Module):
+    """Its rows see each other: the batch's mean is taken off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x - x.mean(0))
+
+
+@pytest.mark.parametrize(
+    ("model", "alone"), [(Dense, True), (Words, True), (Conv, True), (BatchNormed, True), (Centred, False)]
+)
 def test_models_whose_rows_stand_alone_may_be_padded(model: Callable[[], nn.Module], alone: bool) -> None:
     """Taking them for others would be right too, and slow."""
     data = DATA[torch.float64]
     functional = Functional.of(fl.Task(model), 0, torch.device("cpu"), torch.float64)
-    job, _ = resolve(Job(functional, fl.fedavg(0.1), data, Batching(), 0), "vectorized", None, 4)
+    job, _ = resolve(Job(functional, fl.fedavg(0.1), data, Batching()), "vectorized", None, 4)
     assert job.rows_independent == alone
 
 
-class Spy(BatchNormed):
+class Spy(Centred):
     """Notes how many rows it is shown in training."""
 
     seen: list[int]
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            self.seen.append(len(x))
+            type(self).seen.append(len(x))
         return super().forward(x)
 
 
-def test_batch_norm_is_never_padded_in_rows() -> None:
+def test_rows_that_see_each_other_are_never_padded() -> None:
     """Clients of 7 and 25 rows in batches of 10 give batches of 7 and 5 beside those of 10."""
     sizes = {}
     for executor in EXECUTORS:
         Spy.seen = []
         run(Spy, fl.fedavg(0.1), executor, 1, cohort=2, batch_size=10, data=classification([7, 25]), drop_last=False)
-        sizes[executor] = sorted(set(Spy.seen) - {2, 3, 4})  # those are the trials before the run
+        sizes[executor] = sorted(set(Spy.seen) - {1, 2, 3, 4})  # those are the trials before the run
     assert sizes == {"loop": [5, 7, 10], "vectorized": [5, 7, 10]}
+    assert_agree(Centred, fl.fedavg(0.1), 2)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -336,7 +350,6 @@ class Recurrent(nn.Module):
 
 
 def test_what_torch_can_stack_is_stacked() -> None:
-    """In double precision an LSTM on a CPU is made of parts that have a stacked form."""
     assert_agree(Recurrent, fl.fedavg(0.1), 2)
 
 
@@ -353,16 +366,11 @@ class Noisy(nn.Linear):
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        pytest.param(
-            Recurrent,
-            "torch has no stacked form of",
-            marks=pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="the fused kernel is oneDNN's"),
-        ),
         (lambda: Branching(6, 4), ".*item"),
         (lambda: Noisy(6, 4), "its forward draws random numbers other than dropout's"),
         (lambda: nn.Sequential(nn.FeatureAlphaDropout(0.5), nn.Linear(6, 4)), "its forward draws random numbers"),
     ],
-    ids=["lstm", "item", "randn", "feature-dropout"],
+    ids=["item", "randn", "feature-dropout"],
 )
 def test_what_cannot_be_stacked_falls_to_the_loop(model: Callable[[], nn.Module], reason: str) -> None:
     with pytest.warns(UserWarning, match=r"executor='vectorized': \w+ cannot be stacked: .*; running the loop"):

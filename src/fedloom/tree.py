@@ -56,7 +56,7 @@ def total(x: Tensor, lead: int = 0) -> Tensor:
     >>> total(torch.arange(10.0).reshape(2, 5), lead=1)
     tensor([10., 35.])
     """
-    x = x.reshape(*x.shape[:lead], math.prod(x.shape[lead:]))
+    x = x.reshape(*x.shape[:lead], math.prod(x.shape[lead:])).contiguous()
     while x.device.type == "cpu" and x.shape[-1] > _BLOCK:
         whole = x.shape[-1] // _BLOCK * _BLOCK
         parts = [x[..., :whole].unflatten(-1, (-1, _BLOCK)).sum(-1), x[..., whole:].sum(-1, keepdim=True)]

@@ -31,6 +31,7 @@ class Stacked(TorchFunctionMode):
             _VF.lstm: recurrent.lstm,
             _VF.gru: recurrent.gru,
             F.batch_norm: partial(norm.batch_norm, mask),
+            Tensor.data_ptr: _nowhere,
         }
 
     def __torch_function__(
@@ -39,6 +40,11 @@ class Stacked(TorchFunctionMode):
         replacement = self.replacements.get(func)
         result = None if replacement is None else replacement(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if result is None else result
+
+
+def _nowhere(leaf: Tensor) -> int:
+    """A stacked leaf lies nowhere of its own. `nn.LSTM` asks, to pack its weights, and then leaves them as they are."""
+    return 0
 
 
 def stacked(mask: Tensor | None = None, form: Form | None = None) -> Stacked:

@@ -1,0 +1,129 @@
+"""A stack's step as a program agrees with the loop; what cannot be one runs operation by operation, and says so."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from small_federations import classification, distance
+from test_executors import ALGORITHMS, BatchNormed, Conv, Dense, Recurrent, Words
+from torch import Tensor, nn
+
+import fedloom as fl
+from fedloom.algorithm import Algorithm
+from fedloom.executors.program import Programs
+from fedloom.simulation import History
+from fedloom.transforms.base import stateless
+from fedloom.transforms.optimizers import scale
+from fedloom.types import Info, Params
+
+UNEQUAL = classification([20, 10, 31, 20, 5, 14])
+
+
+def run(model: Callable[[], nn.Module], algorithm: Algorithm, rounds: int = 3, **options: Any) -> History:
+    given = {"cohort": 4, "batch_size": 8, "data": UNEQUAL, "executor": "vectorized", "dtype": torch.float64} | options
+    return fl.simulate(fl.Task(model), given.pop("data"), algorithm, rounds=rounds, **given)
+
+
+@pytest.mark.parametrize("model", [Dense, Words, BatchNormed, Conv, Recurrent])
+def test_a_program_agrees_with_the_loop(model: Callable[[], nn.Module]) -> None:
+    program = run(model, fl.fedavg(0.1), compile=False)
+    assert program.resolved["program"] == "captured" and program.resolved["programs"] >= 1
+    assert distance(run(model, fl.fedavg(0.1), executor="loop"), program) <= 1e-12
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_runs_as_a_program(name: str) -> None:
+    algorithm = ALGORITHMS[name](client_optimizer="adam") if name != "fedsgd" else ALGORITHMS[name]()
+    assert distance(run(Dense, algorithm, executor="loop"), run(Dense, algorithm, compile=False)) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "rate", [fl.schedule.geometric(0.1, 0.5), fl.schedule.within_round(0.1, 0.5), fl.schedule.warmup(0.2, 3)]
+)
+def test_a_rate_is_an_input_of_the_program(rate: fl.schedule.Schedule) -> None:
+    """It changes from round to round and from step to step, and the program is made once."""
+    options: dict[str, Any] = {"data": classification([16] * 6)}
+    program = run(Dense, fl.fedavg(rate), compile=False, **options)
+    assert program.resolved["programs"] == 1
+    assert distance(run(Dense, fl.fedavg(rate), executor="loop", **options), program) <= 1e-12
+
+
+def test_whole_batches_need_no_mask_and_cohorts_of_other_sizes_few_programs() -> None:
+    sizes = iter([4, 4, 5, 4, 5, 5, 4])
+    cohort = [next(sizes) for _ in range(7)]
+    history = run(Dense, fl.fedavg(0.1), 7, cohort=lambda t: cohort[t], chunk=8, compile=False)
+    assert history.resolved["programs"] == 2
+    padded = run(Dense, fl.fedavg(0.1), 7, cohort=lambda t: 9 - cohort[t], chunk=8, compile=False)
+    assert padded.resolved["programs"] == 1  # four clients fit in the program for five
+
+
+def test_a_transform_that_reads_the_round_cannot_be_a_program() -> None:
+    """Its value would stay that of the first round; instead the step runs as it is, and that is said."""
+
+    def fade(g: Params, params: Params, info: Info) -> Params:
+        return {name: leaf / (1 + info.round) for name, leaf in g.items()}
+
+    algorithm = fl.replace(fl.fedavg(0.1), client=fl.chain(stateless("fade()", fade), scale(0.1)))
+    with pytest.warns(UserWarning, match="reads the number of the round.*operation by operation"):
+        history = run(Dense, algorithm, compile=False)
+    assert history.resolved["program"].startswith("none: Untraceable")
+    assert distance(run(Dense, algorithm, executor="loop"), history) <= 1e-12
+
+
+class Looking(nn.Linear):
+    """Its Python depends on values: a stack of clients has no one answer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1.0 if self.weight.dim() == 2 else 2.0)
+
+
+def test_programs_are_kept_by_shape() -> None:
+    programs = Programs(compiled=False)
+    assert programs.made == {} and not programs.given_up
+    history = run(lambda: Looking(6, 4), fl.fedavg(0.1), compile=False)
+    assert distance(run(lambda: Looking(6, 4), fl.fedavg(0.1), executor="loop"), history) <= 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, in its compiler
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, such as g++")
+@pytest.mark.parametrize("model", [Dense, Conv])
+def test_a_compiled_program_agrees_too(model: Callable[[], nn.Module]) -> None:
+    program = run(model, fl.fedavg(0.1, client_momentum=0.9), compile=True)
+    assert program.resolved["program"] == "compiled"
+    assert distance(run(model, fl.fedavg(0.1, client_momentum=0.9), executor="loop"), program) <= 1e-10
+
+
+def test_memory_running_out_halves_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three clients at a time fit, more do not: the run goes on, says so once, and tells that it cannot be repeated."""
+    from fedloom.executors import vectorized
+
+    honest = vectorized.train
+
+    def small(job: Any, parts: Any, run: Any) -> Any:
+        if sum(len(part.clients) for part in parts) > 3:
+            raise torch.OutOfMemoryError("out of memory")
+        return honest(job, parts, run)
+
+    free = run(Dense, fl.fedavg(0.1), cohort=6)
+    monkeypatch.setattr(vectorized, "train", small)
+    with pytest.warns(UserWarning, match="from here on 3 clients train at a time") as warned:
+        short = run(Dense, fl.fedavg(0.1), cohort=6)
+    assert len(warned) == 1
+    assert short.resolved["chunk"] == 3 and short.resolved["repeatable"] is False
+    assert distance(free, short) <= 1e-12
+    monkeypatch.setattr(vectorized, "train", lambda *given: (_ for _ in ()).throw(torch.OutOfMemoryError("no")))
+    with pytest.warns(UserWarning), pytest.raises(fl.FedloomError, match="a single client does not fit"):
+        run(Dense, fl.fedavg(0.1), cohort=2)
+
+
+def test_bfloat16_is_for_the_forward_alone() -> None:
+    exact, half = (run(Dense, fl.fedavg(0.1), precision=p, dtype=torch.float32) for p in ("highest", "bfloat16"))
+    assert all(leaf.dtype == torch.float32 for leaf in half.params.values())
+    assert 1e-6 < distance(exact, half) < 1e-2
+    with pytest.raises(fl.FedloomError, match="precision"):
+        run(Dense, fl.fedavg(0.1), precision="half")

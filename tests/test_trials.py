@@ -1,0 +1,98 @@
+"""Runs that are stacked as one program come to what they come to alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small_federations import classification, distance
+from test_executors import Dense
+
+import fedloom as fl
+
+DATA = classification([20, 9, 31, 20, 5, 14])
+TASK = fl.Task(Dense)
+SHARED: dict[str, Any] = {"rounds": 3, "cohort": 3, "batch_size": 8, "dtype": torch.float64}
+
+
+def check(trials: list[dict[str, Any]], **options: Any) -> list[fl.History]:
+    histories = fl.simulate_trials(TASK, DATA, trials, **SHARED, **options)
+    for trial, together in zip(trials, histories, strict=True):
+        own = {"data": DATA} | trial
+        alone = fl.simulate(TASK, own.pop("data"), own.pop("algorithm"), **SHARED, **own)
+        assert distance(alone, together) <= 1e-12
+        for name in ("train_loss", "cosine", "admitted", "train_accuracy"):
+            assert [r[name] for r in alone.rounds] == pytest.approx([r[name] for r in together.rounds], nan_ok=True)
+    return histories
+
+
+@pytest.mark.parametrize("options", [{}, {"compile": False}, {"executor": "loop"}, {"chunk": 4}])
+def test_seeds(options: dict[str, Any]) -> None:
+    check([{"algorithm": fl.fedavg(0.1), "seed": seed} for seed in range(4)], **options)
+
+
+@pytest.mark.parametrize("compile", [None, False])
+def test_a_grid_of_client_and_server_rates(compile: bool | None) -> None:
+    grid = [(c, s) for c in (0.03, 0.1, 0.3) for s in (0.5, 1.0)]
+    check([{"algorithm": fl.fedavgm(c, server_lr=s)} for c, s in grid], compile=compile)
+
+
+def test_server_optimizers_of_different_kinds() -> None:
+    makers = fl.fedavg, fl.fedavgm, fl.fedadagrad, fl.fedadam, fl.fedyogi, fl.fedadp
+    check([{"algorithm": make(client_lr=0.1)} for make in makers])
+
+
+def test_memories() -> None:
+    check([{"algorithm": fl.scaffold(rate), "seed": seed} for rate in (0.05, 0.1) for seed in (0, 1)])
+
+
+def test_other_partitions_of_the_same_rows_and_other_samplers() -> None:
+    parts = [DATA.rows(client) for client in (5, 1, 2, 0, 4, 3)]
+    other = fl.FederatedData(DATA.x, DATA.y, torch.cat(parts), torch.tensor([0, *[len(p) for p in parts]]).cumsum(0))
+    other = type(DATA)(DATA.x, DATA.y, other.indices, other.offsets, test=DATA.test)
+    algorithm = fl.fedavg(0.1)
+    check(
+        [
+            {"algorithm": algorithm, "data": other},
+            {"algorithm": algorithm, "sampler": "attention"},
+            {"algorithm": algorithm, "sampler": "multinomial"},
+        ]
+    )
+
+
+def test_one_that_diverges_ends_alone() -> None:
+    steep = {"algorithm": fl.fedavg(client_lr=1e200, server_lr=1e200)}
+    calm = {"algorithm": fl.fedavg(client_lr=0.1)}
+    with_it = fl.simulate_trials(TASK, DATA, [steep, calm], **SHARED)
+    assert with_it[0].diverged is not None and with_it[1].diverged is None
+    alone = fl.simulate(TASK, DATA, calm["algorithm"], **SHARED)
+    assert distance(alone, with_it[1]) <= 1e-12 and len(with_it[1].rounds) == 3
+
+
+def test_one_that_stops_leaves_the_others() -> None:
+    stop = {"algorithm": fl.fedavg(0.1), "callbacks": [lambda record: record["round"] == 0]}
+    stopped, other = fl.simulate_trials(TASK, DATA, [stop, {"algorithm": fl.fedavg(0.1)}], **SHARED)
+    assert (len(stopped.rounds), len(other.rounds)) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("trials", "match"),
+    [
+        ([], "at least one trial"),
+        ([{}], "trial 0: expected an algorithm"),
+        ([{"algorithm": fl.fedavg(0.1), "colour": 1}], "colour"),
+        ([{"algorithm": fl.fedavg(0.1), "epochs": 3}], "epochs must be the same in all: expected 1, got 3"),
+        (
+            [{"algorithm": fl.fedavg(0.1)}, {"algorithm": fl.fedprox(0.1, mu=1.0)}],
+            "differ from trial 0's in their rate",
+        ),
+        (
+            [{"algorithm": fl.fedavg(0.1)}, {"algorithm": fl.fedavg(0.1), "data": classification([9, 9, 9])}],
+            "trial 1: expected the rows of trial 0's data",
+        ),
+    ],
+)
+def test_mistakes(trials: list[dict[str, Any]], match: str) -> None:
+    with pytest.raises(fl.FedloomError, match=match):
+        fl.simulate_trials(TASK, DATA, trials, **SHARED)
