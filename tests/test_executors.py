@@ -270,17 +270,6 @@ def test_dropout_along_another_axis_agrees(p: float) -> None:
     assert_agree(lambda: TimeMajor(p), fl.fedavg(0.1), 2)
 
 
-class Centred(nn.Module):
-    """Its rows see each other: the batch's mean is taken off."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(6, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(x - x.mean(0))
-
-
 @pytest.mark.parametrize(
     ("model", "alone"), [(Dense, True), (Words, True), (Conv, True), (BatchNormed, True), (Centred, False)]
 )

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from stacks import assert_same, assert_same_on_gpu, draw, leaves
+from stacks import assert_close, assert_same, assert_same_on_gpu, draw, leaves
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from fedloom.lowering import stacked
+from fedloom.lowering import kernels, stacked
 from fedloom.lowering.convolution import Convolution, Form, conv2d, form
 from fedloom.lowering.operators import call
 
@@ -34,7 +34,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"kernel_size": 3, "padding": 1, "padding_mode": "circular"},
     {"kernel_size": 3, "groups": 2},
 ]
-FORMS: list[Form] = ["plain", "matrix", "kernel"]
+FORMS: list[Form] = ["plain", "matrix", "kernel", "hybrid"]
 
 
 def conv(settings: dict[str, Any], channels: int = 2, outputs: int = 4) -> nn.Module:
@@ -118,10 +118,11 @@ def test_stacks_of_stacks() -> None:
     torch.testing.assert_close(got.flatten(0, 1), expected)
 
 
-def test_second_derivatives() -> None:
+@pytest.mark.parametrize("product", [False, True])
+def test_second_derivatives(product: bool) -> None:
     x, weight = draw(2, 2, 6, 6).requires_grad_(), draw(3, 2, 3, 2, seed=1).requires_grad_()
     settings = (2, 1), (1, 0), (1, 2)
-    assert torch.autograd.gradgradcheck(lambda x, weight: call(Convolution, x, weight, *settings), (x, weight))
+    assert torch.autograd.gradgradcheck(lambda x, weight: call(Convolution, x, weight, *settings, product), (x, weight))
 
 
 def test_the_rule() -> None:
@@ -144,6 +145,40 @@ def test_same_padding_needs_stride_one() -> None:
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize(("channels", "outputs"), [(2, 4), (32, 64), (20, 36)])
 def test_on_a_gpu(settings: dict[str, Any], form: Form, channels: int, outputs: int) -> None:
-    if form == "kernel" and settings.get("stride", 1) != 1 and settings.get("dilation", 1) != 1:
+    if form in ("kernel", "hybrid") and settings.get("stride", 1) != 1 and settings.get("dilation", 1) != 1:
         pytest.skip("the kernels take a stride or a dilation")
     assert_same_on_gpu(conv(settings, channels, outputs), draw(3, 2, channels, 9, 8), form)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("channels", "outputs", "batch"), [(1, 32, 4), (3, 64, 40), (20, 36, 4), (64, 130, 40)])
+@pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 0, 1), (2, 1, 1), (1, 2, 2)])
+def test_weights_gradient_in_reduced_precision(
+    channels: int, outputs: int, batch: int, stride: int, padding: int, dilation: int
+) -> None:
+    settings = (stride, stride), (padding, padding), (dilation, dilation)
+    x, weight = draw(3, batch, channels, 9, 8), draw(3, outputs, channels, 3, 3, seed=1)
+    g = torch.stack([F.conv2d(*pair, None, *settings) for pair in zip(x, weight, strict=True)]).cos()
+    expected = torch.stack(
+        [
+            torch.ops.aten.convolution_backward(
+                g[k], x[k], weight[k], None, *settings, False, [0, 0], 1, [False, True, False]
+            )[1]
+            for k in range(3)
+        ]
+    )
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        got = kernels.conv2d_weight_gradient(g.float().cuda(), x.float().cuda(), (3, 3), *settings)
+        again = kernels.conv2d_weight_gradient(g.float().cuda(), x.float().cuda(), (3, 3), *settings)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert torch.equal(got, again)
+    assert_close([got], [expected], 1e-4)
+
+
+def test_runs_are_cut_with_little_waste() -> None:
+    assert [kernels._piece(run, 128) for run in (3, 15, 96, 160, 192, 1536)] == [4, 16, 32, 32, 64, 128]
+    assert kernels._piece(96, 16) == 16

@@ -64,9 +64,7 @@ class Choice:
 
         def failed(reason: str) -> None:
             self.notes["program"] = f"none: {reason}"
-            warnings.warn(
-                f"the stack's step could not be made a program ({reason}); it runs step by step", stacklevel=2
-            )
+            warnings.warn(f"a step could not become a program ({reason}); it runs operation by operation", stacklevel=2)
 
         return Programs(self.program == "compiled", made, failed)
 

@@ -95,8 +95,13 @@ class Program:
         given = [*(leaves[place] for place in places), *fixed_leaves]
         with torch.no_grad():
             traced = make_fx(flat, tracing_mode="fake")(*given)
-            call: Callable[..., Any] = torch.compile(traced, dynamic=False, fullgraph=True) if compiled else traced
-            self.replay: Callable[[], Any] = lambda: call(*given)
+            call: Callable[..., Any] = _compiled(traced, given) if compiled else traced
+
+            def advance() -> None:
+                call(*given)
+                self.inputs["s"].add_(1)
+
+            self.replay: Callable[[], Any] = advance
             if device.type == "cuda":
                 self.replay = _captured(self.replay)
             elif compiled:
@@ -207,7 +212,26 @@ def _take_step(
         after = torch.func.vmap(one, client_axes(axes, mask))(before, batch, mask, size, key, own)
     after = where_at_work(size > 0, after, before) if masked else after
     tree.map_state(lambda place, value: place.copy_(value), before, after)
-    s.add_(1)
+
+
+def _compiled(traced: torch.fx.GraphModule, given: list[Tensor]) -> Callable[..., Any]:
+    """Inductor's program for the traced step. `torch.compile` would trace it once more, and stumble over some.
+
+    For a CPU it writes C++, where an integer product that wraps around is undefined, and the hashes that dropout and
+    augmentation draw from are made of those: such a step is left as traced.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    if given[0].device.type == "cpu" and any(_hashes(node) for node in traced.graph.nodes):
+        return traced
+    compiled: Callable[..., Any] = compile_fx(traced, given)
+    return compiled
+
+
+def _hashes(node: torch.fx.Node) -> bool:
+    """Whether it multiplies whole numbers by one so large that the product wraps around."""
+    large = any(isinstance(part, int) and abs(part) > 2**30 for part in node.args)
+    return node.target is torch.ops.aten.mul.Tensor and large
 
 
 def _captured(call: Callable[[], Any]) -> Callable[[], None]:

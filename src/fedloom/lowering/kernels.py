@@ -661,8 +661,8 @@ def _processors(x: Tensor) -> int:
     return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
 
 
-def _step_tiles(batch: int, hidden: int) -> Tiles:
-    return Tiles(_power(batch, 16, 32), _power(hidden, 16, 32), _power(hidden, 16, 64))
+def _step_tiles(batch: int, hidden: int, depth: int) -> Tiles:
+    return Tiles(_power(batch, 16, 32), _power(hidden, 16, 32), _power(hidden, 16, depth))
 
 
 def lstm(
@@ -675,7 +675,7 @@ def lstm(
     w, h0, c0 = w.contiguous(), h0.contiguous(), c0.contiguous()
     h, c = (xg.new_empty(clients, times, batch, hidden) for _ in range(2))
     gates = xg.new_empty(clients, times, batch, four)
-    chosen = tiles or _step_tiles(batch, hidden)
+    chosen = tiles or _step_tiles(batch, hidden, 64)
     grid = (triton.cdiv(hidden, chosen.columns), clients, triton.cdiv(batch, chosen.rows))
     h_before, c_before = h0, c0
     for t in reversed(range(times)) if reverse else range(times):
@@ -728,7 +728,7 @@ def lstm_gradient(
     dgates = torch.empty_like(gates)
     dh = torch.zeros_like(c0)
     dc = dc_last.to(torch.float32, copy=True).contiguous()
-    chosen = tiles or _step_tiles(batch, hidden)
+    chosen = tiles or _step_tiles(batch, hidden, 128)
     grid = (triton.cdiv(hidden, chosen.columns), clients, triton.cdiv(batch, chosen.rows))
     order = list(range(times)) if reverse else list(reversed(range(times)))
     after = order[0]
