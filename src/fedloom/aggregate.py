@@ -275,7 +275,7 @@ class Aggregation:
 def _cosine(sums: Params, norms: Tensor) -> Tensor:
     """Mean pairwise cosine, (||sum u||^2 - M) / (M (M - 1)) over the updates that are not zero; NaN below two."""
     count = (norms > 0).sum()
-    square = tree.total(torch.stack([tree.total(part[0] * part[0]) for part in sums.values()]))
+    square = tree.norm({name: part[0] for name, part in sums.items()}) ** 2
     return torch.where(count < 2, torch.nan, (square - count) / (count * (count - 1)))
 
 
@@ -322,10 +322,11 @@ def gather_columns(ranks: Ranks, columns: dict[str, list[Tensor]]) -> dict[str, 
     described = {
         name: [str(parts[0].dtype).removeprefix("torch."), list(parts[0].shape[1:]), parts[0].device.type]
         for name, parts in columns.items()
+        if parts
     }
     everything = {name: kind for kinds in ranks.gather_json(described) for name, kind in kinds.items()}
     gathered = {}
-    for name, (dtype, shape, place) in sorted(everything.items()):
+    for name, (dtype, shape, place) in everything.items():
         empty = torch.zeros(0, *shape, dtype=getattr(torch, dtype), device=ranks.device)
         own = torch.cat(columns[name]).to(ranks.device) if columns.get(name) else empty
         gathered[name] = [part if place == ranks.device.type else part.to(place) for part in ranks.gather(own)]

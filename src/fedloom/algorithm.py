@@ -160,7 +160,8 @@ class Intake:
             upload=algorithm.upload.settle(state.upload, got.notes),
             memory=shared,
         )
-        moved = {name: (x[name] - step[name]).to(leaf.dtype) for name, leaf in params.items()}
+        differences = torch._foreach_sub([x[name] for name in params], [step[name] for name in params])
+        moved = {name: d.to(leaf.dtype) for (name, leaf), d in zip(params.items(), differences, strict=True)}
         return After(moved, state, got, numbers, also)
 
 

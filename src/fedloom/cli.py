@@ -13,6 +13,7 @@ import typer
 from fedloom import __version__
 from fedloom.data import commands as data_commands
 from fedloom.errors import Diverged, FedloomError, choose
+from fedloom.launched import by_torchrun
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,6 +86,8 @@ def run(
     wanted = read(find(experiment), overrides)
     if data is not None and not data.is_dir():
         raise FedloomError(f"--data: expected a folder, got {str(data)!r}, which is none")
+    if out is None and by_torchrun():
+        raise FedloomError("--out: expected a folder that all ranks agree on, got none: name one")
     try:
         from fedloom.experiments.runner import run_experiment
 

@@ -14,9 +14,11 @@ PRECISIONS = ("high", "highest", "bfloat16")
 @contextmanager
 def tensor_float(wanted: bool) -> Iterator[None]:
     """Matrix products of float32 in TensorFloat-32, or not; as before afterwards."""
-    before = torch.get_float32_matmul_precision()
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if wanted else "highest")
+    torch.backends.cudnn.allow_tf32 = wanted
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from fedloom import launched
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,8 @@ class Ranks:
 
     rank: int = 0
     world: int = 1
+    launched: bool = False  # by `torchrun`, be it as the only one
+    restarted: bool = False  # after another rank, or this one, died
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
@@ -47,3 +52,32 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def current(device: torch.device) -> Ranks:
+    """This process's place among those that `torchrun` started; alone where it did not."""
+    if not launched.by_torchrun():
+        return ALONE
+    from torch import distributed
+
+    if not distributed.is_initialized():
+        store, rank, world = next(distributed.rendezvous("env://"))
+        # after a restart the store still holds the addresses of those that died
+        store = distributed.PrefixStore(f"fedloom/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
+    return Ranks(
+        distributed.get_rank(),
+        distributed.get_world_size(),
+        launched=True,
+        restarted=launched.restart(),
+        device=device,
+    )
+
+
+def local_device(device: torch.device) -> torch.device:
+    """On a machine with several GPUs each rank has its own, unless one is named."""
+    named = ":" in str(device)
+    if device.type == "cuda" and not named and "LOCAL_RANK" in os.environ:
+        return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    return device

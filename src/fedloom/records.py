@@ -31,8 +31,11 @@ class Records:
         history: History,
         data: FederatedData,
         seed: int,
+        resume: bool = False,
+        every_round: bool = False,
     ) -> None:
-        self.directory = None if path is None else RunDirectory(Path(path))
+        self.directory = None if path is None else RunDirectory(Path(path), resume=resume)
+        self.every_round = every_round  # is the state to be written after each?
         if self.directory is not None:
             self.fingerprint = data.fingerprint()
             self.seed = seed
@@ -54,8 +57,16 @@ class Records:
                     "state": dict(vars(trial.state)),
                     "rows": {str(client): row for client, row in sorted(trial.rows.rows.items())},
                     "sampler": trial.sampling,
+                    "processed": trial.processed,
+                    "lost": {str(client): leaf for client, leaf in trial.lost.items()},
                 },
             )
+            self.directory.keep_last(2)
+
+    def settled(self, trial: Trial) -> None:
+        """A round is over."""
+        if self.every_round:
+            self.keep(len(trial.history.rounds), trial)
 
     def finish(self, trial: Trial) -> None:
         if self.directory is None:

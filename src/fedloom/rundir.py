@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -55,6 +56,22 @@ class RunDirectory:
         from fedloom import checkpoint
 
         checkpoint.save(self.path / CHECKPOINTS / f"round-{round:06d}", value)
+
+    def saved(self) -> list[Path]:
+        """The states that were written, oldest first."""
+        return sorted((self.path / CHECKPOINTS).glob("round-*"))
+
+    def keep_last(self, count: int) -> None:
+        """Remove all states but the last few."""
+        for folder in self.saved()[:-count]:
+            shutil.rmtree(folder)
+
+    def rewind(self, rounds: int) -> list[dict[str, Any]]:
+        """Cut the metrics back to so many rounds, and read them."""
+        path = self.path / METRICS
+        lines = path.read_text(encoding="utf-8").splitlines()[:rounds] if path.exists() else []
+        write_whole(path, "".join(f"{line}\n" for line in lines))
+        return [json.loads(line) for line in lines]
 
 
 def check_free(path: Path, *, resume: bool = False) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from inspect import signature
 from itertools import zip_longest
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,9 @@ from fedloom.functional import Functional
 from fedloom.history import History
 from fedloom.precision import PRECISIONS, tensor_float
 from fedloom.progress import rounds_bar
+from fedloom.ranks import Ranks, current, local_device
 from fedloom.records import Records
+from fedloom.rundir import CONFIG, RunDirectory
 from fedloom.sampling import Sampler, as_sampler, cohort_size
 from fedloom.system import System
 from fedloom.task import Task
@@ -165,7 +168,8 @@ def _run(
 ) -> list[History]:
     if precision not in PRECISIONS:
         raise choose("precision", precision, PRECISIONS)
-    target = _device(device)
+    target = local_device(_device(device))
+    ranks = current(target)
     place = _Place(target, dtype)
     setups = [_setup(given, place) for given in runs]
     _check_stackable(setups)
@@ -182,22 +186,34 @@ def _run(
         tensor_float(target.type == "cuda" and precision != "highest"),
         rounds_bar(first.rounds * len(runs), progress) as shown,
     ):
-        job, choice = resolve(job, executor, chunk, size, first.rounds, compile)
+        job, choice = resolve(job, executor, chunk, size, first.rounds, compile, ranks)
         for setup, given in zip(setups, runs, strict=True):
-            setup = replace(setup, draws=job.draws, callbacks=(shown, *setup.callbacks))
+            setup = replace(setup, draws=job.draws, callbacks=(shown, *setup.callbacks), ranks=ranks)
             history = History(
                 constants=setup.functional.constants,
                 names=setup.functional.names,
-                resolved={**_resolved(job, choice, target, precision), **setup.recorded},
+                resolved={**_resolved(job, choice, target, precision, ranks), **setup.recorded},
             )
             config = _config(given, setup) if given["config"] is None else given["config"]
-            records = Records(given["run_dir"], config, history, setup.data, setup.seed)
-            trials.append(Trial(setup, history, records, ahead=target.type == "cuda"))
+            trials.append(_trial(setup, history, given, config))
         with random.generator_kept(job.draws):
             _drive(trials, job, choice)
     for trial in trials:
         trial.history.resolved |= choice.notes
     return [trial.history if trial.history.diverged else trial.finish() for trial in trials]
+
+
+def _trial(setup: Setup, history: History, given: Mapping[str, Any], config: Mapping[str, Any]) -> Trial:
+    """A run at its beginning, or where it was when a rank died and `torchrun` started all of them again."""
+    ranks, path = setup.ranks, given["run_dir"]
+    resume = path is not None and ranks.restarted and (Path(path) / CONFIG).exists()
+    own = path if ranks.first else None
+    records = Records(own, config, history, setup.data, setup.seed, resume=resume, every_round=ranks.launched)
+    ahead = next(iter(setup.functional.params.values())).is_cuda and ranks.world == 1 and not ranks.launched
+    trial = Trial(setup, history, records, ahead=ahead)
+    if resume:
+        trial.restore(RunDirectory(path, resume=True), rewind=ranks.first)
+    return trial
 
 
 def _drive(trials: Sequence[Trial], job: Job, choice: Choice) -> None:
@@ -214,7 +230,7 @@ def _drive(trials: Sequence[Trial], job: Job, choice: Choice) -> None:
             trial.history.diverged, trial.over = error, True
 
     for t in range(trials[0].setup.rounds):
-        live = [trial for trial in trials if not trial.over]
+        live = [trial for trial in trials if not trial.over and trial.start <= t]
         _round(live, t, job, choice)
         for trial in live:
             settle(trial, 1 if trial.ahead else 0)
@@ -230,7 +246,7 @@ def _round(live: Sequence[Trial], t: int, job: Job, choice: Choice, trusting: bo
     for trial in live:
         round, assignment = trial.begin(t, trusting and trial.ahead)
         begun[id(assignment)] = trial, round
-        parts.append(cut(job, assignment, round.drawn.clients))
+        parts.append(cut(job, assignment, round.drawn.clients, trial.setup.ranks))
     for trained in choice.run(job, _stacks(job, parts)):
         trial, round = begun[id(trained.part.assignment)]
         trial.take(round, trained)
@@ -343,9 +359,10 @@ def _client_work(algorithm: Algorithm) -> str:
     return f"{algorithm.work!r}, {client}, {algorithm.memory!r}"
 
 
-def _resolved(job: Job, choice: Choice, target: torch.device, precision: str) -> dict[str, Any]:
+def _resolved(job: Job, choice: Choice, target: torch.device, precision: str, ranks: Ranks) -> dict[str, Any]:
     return {
         "executor": choice.executor,
+        "ranks": ranks.world,
         "chunk": choice.chunk,
         "why": choice.why,
         "device": str(target),

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom import random
+from fedloom import checkpoint, random, tree
 from fedloom.aggregate import gather_columns
 from fedloom.algorithm import After, Algorithm, Intake
 from fedloom.batches import Batching
@@ -31,6 +31,7 @@ from fedloom.history import History
 from fedloom.memory import RowStore
 from fedloom.ranks import ALONE, Ranks
 from fedloom.records import Records
+from fedloom.rundir import RunDirectory
 from fedloom.sampling import Drawn, Sampler, cohort_size
 from fedloom.system import Reports, System
 from fedloom.task import Task
@@ -114,7 +115,31 @@ class Trial:
         self.lost: dict[int, str] = {}
         self.processed = 0.0
         self.over = False
+        self.start = 0  # the first round to be run
         self.began = self.clock = time.perf_counter()
+
+    def restore(self, directory: RunDirectory, rewind: bool) -> None:
+        """Go on from the last state in the directory; what came after it is run again, its lines being taken back."""
+        if not (saved := directory.saved()):
+            if rewind:
+                directory.rewind(0)
+            return
+        value = checkpoint.load(saved[-1])
+        device = next(iter(self.x.values())).device
+
+        def here(part: Any) -> Any:
+            return tree.map_state(lambda leaf: leaf.to(device), part)
+
+        state = checkpoint.state_from_dict(value["state"])
+        self.x = here(value["params"])
+        parts = {name: here(getattr(state, name)) for name in ("buffers", "server", "combine", "upload", "memory")}
+        self.state = replace(state, **parts)
+        self.rows = RowStore({int(client): here(row) for client, row in value["rows"].items()})
+        self.sampling, self.processed = value["sampler"], value["processed"]
+        self.lost = {int(client): leaf for client, leaf in value["lost"].items()}
+        self.start = value["round"]
+        if rewind:
+            self.history.rounds = directory.rewind(self.start)
 
     def begin(self, t: int, trusting: bool) -> tuple[Round, Assignment]:
         """Draw round t's cohort."""
@@ -237,6 +262,8 @@ class Trial:
             if not evaluated:
                 record |= self._measure(t, after)
         self.records.record(record)
+        if not self.pending:
+            self.records.settled(self)
 
     def _diverged(self, t: int, after: After) -> Diverged | None:
         """The global model is not finite, or nobody is left whose own is."""

@@ -18,13 +18,14 @@ from fedloom import random, tree
 from fedloom.data.federated import Features, named_leaves, take
 from fedloom.dropout import SeededDropout
 from fedloom.errors import FedloomError, choose
-from fedloom.executors.job import ONE_VALUE, Assignment, Executor, Job, Part, Runner, Trained
+from fedloom.executors.job import LANES, ONE_VALUE, Assignment, Executor, Job, Part, Runner, Trained
 from fedloom.executors.loop import loop
 from fedloom.executors.program import Program, Programs
 from fedloom.executors.vectorized import Vectorized, eager, vectorized
 from fedloom.lowering import stacked as stacked_forms
 from fedloom.memory import RowStore
 from fedloom.precision import tensor_float
+from fedloom.ranks import ALONE, Ranks
 
 EXECUTORS = ("loop", "vectorized")
 CHOICES = ("auto", *EXECUTORS)
@@ -78,14 +79,20 @@ class Choice:
 
 
 def resolve(
-    job: Job, executor: str, chunk: int | None, cohort: int, rounds: int = 1, compiled: bool | None = None
+    job: Job,
+    executor: str,
+    chunk: int | None,
+    cohort: int,
+    rounds: int = 1,
+    compiled: bool | None = None,
+    ranks: Ranks = ALONE,
 ) -> tuple[Job, Choice]:
     """The executor for this job; what cannot be stacked falls to the loop, and `why` says so."""
     if executor not in CHOICES:
         raise choose("executor", executor, CHOICES)
     if chunk is not None and chunk < 1:
         raise FedloomError(f"chunk: expected at least 1 client, got {chunk}")
-    draws, job = _draws(job), dataclasses.replace(job, chunk=chunk or _chunk(job, cohort))
+    draws, job = _draws(job), dataclasses.replace(job, chunk=chunk or _chunk(job, cohort, ranks))
     job = dataclasses.replace(job, draws=draws)
     if executor == "loop":
         return job, Choice("loop", job.chunk, "asked for")
@@ -140,8 +147,13 @@ def _rule(job: Job, cohort: int) -> tuple[bool, str]:
     return True, "on a CPU a dense model's time is dispatch, which a stack shares"
 
 
-def _chunk(job: Job, cohort: int) -> int:
-    """As many clients as keep the stack within bounds: a CPU's caches, half of a GPU's memory."""
+def _chunk(job: Job, cohort: int, ranks: Ranks) -> int:
+    """As many clients as keep the stack within bounds: a CPU's caches, half of a GPU's memory.
+
+    Under `torchrun` so few that every lane has some: the same for any number of ranks up to that of the lanes.
+    """
+    if ranks.launched:
+        cohort = -(-cohort // max(LANES, ranks.world))
     size = sum(leaf.numel() * leaf.element_size() for leaf in job.functional.params.values())
     if not _on_gpu(job):
         return max(1, min(cohort, 128, _STACK_BYTES // (4 * size)))

@@ -20,6 +20,7 @@ from fedloom.errors import FedloomError
 from fedloom.functional import Functional
 from fedloom.local import Carry
 from fedloom.memory import Extra, Memory, RowStore, Trace
+from fedloom.ranks import ALONE, Ranks
 from fedloom.readings import to_device
 from fedloom.schedule import Schedule
 from fedloom.types import Cohort, Info, Params
@@ -107,11 +108,12 @@ Runner = Callable[[Job, Stack, Callable[..., Carry]], Carry]
 """Takes a stack through the steps of its plan: `(job, stack, local.step) -> carry`."""
 
 
-def cut(job: Job, assignment: Assignment, clients: Tensor, lanes: int = LANES) -> list[Part]:
+def cut(job: Job, assignment: Assignment, clients: Tensor, ranks: Ranks = ALONE) -> list[Part]:
     """The cohort in chunks of clients with similar numbers of steps, so that little is padding, lane after lane.
 
-    Chunks go to the lanes in turn, so that every lane has long ones and short ones.
+    Chunks go to the lanes in turn, so that every lane has long ones and short ones. Each rank takes some of the lanes.
     """
+    lanes = max(LANES, ranks.world)
     clients = clients.cpu().sort().values
     if not len(clients):
         return []
@@ -119,8 +121,8 @@ def cut(job: Job, assignment: Assignment, clients: Tensor, lanes: int = LANES) -
     count = -(-len(clients) // job.chunk)
     size = -(-len(clients) // count)  # even chunks: a short last one would cost as much as a full one
     chunks = clients[steps.argsort(stable=True)].split(size)
-    dealt = [(lane, chunk) for lane in range(lanes) for chunk in chunks[lane::lanes]]
-    return [Part(assignment, chunk, lane) for lane, chunk in dealt]
+    own = range(ranks.rank * lanes // ranks.world, (ranks.rank + 1) * lanes // ranks.world)
+    return [Part(assignment, chunk, lane) for lane in own for chunk in chunks[lane::lanes]]
 
 
 def train(job: Job, parts: Sequence[Part], run: Runner) -> Iterator[Trained]:

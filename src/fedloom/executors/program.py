@@ -79,6 +79,7 @@ class Program:
             },
             "s": torch.zeros(1, dtype=torch.int64, device=device),
         }
+        self.read: set[int] | None = None  # the inputs that the program reads, once that is known
         self._fill(stack)
         leaves, structure = pytree.tree_flatten(self.inputs)
         places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -95,6 +96,8 @@ class Program:
         given = [*(leaves[place] for place in places), *fixed_leaves]
         with torch.no_grad():
             traced = make_fx(flat, tracing_mode="fake")(*given)
+            read = [bool(node.users) for node in traced.graph.nodes if node.op == "placeholder"]
+            self.read = {id(tensor) for tensor, used in zip(given, read, strict=True) if used}
             call: Callable[..., Any] = _compiled(traced, given) if compiled else traced
 
             def advance() -> None:
@@ -123,9 +126,13 @@ class Program:
         """Write a stack's beginning and its batches where the program reads them; clients beyond it do nothing."""
         inputs, plan = self.inputs, stack.plan
         count, steps, rows = plan.index.shape
-        tree.map_state(_write, inputs["carry"], stack.carry)
+        places, values = _leaves(inputs["carry"]), _leaves(stack.carry)
         for name, part in inputs["own"].items():
-            tree.map_state(_write, part, stack.own[name])
+            places += _leaves(part)
+            values += _leaves(stack.own[name])
+        wanted = [index for index, place in enumerate(places) if self.read is None or id(place) in self.read]
+        rooms = [places[index][: len(values[index])] if values[index].dim() else places[index] for index in wanted]
+        torch._foreach_copy_(rooms, [values[index] for index in wanted], non_blocking=True)
         inputs["index"][:count, :steps, :rows].copy_(_pinned(plan.index, inputs["index"]), non_blocking=True)
         for name in ("sizes", "keys"):
             inputs[name][:count, :steps].copy_(_pinned(getattr(plan, name), inputs[name]), non_blocking=True)
@@ -193,8 +200,8 @@ def _pinned(values: Tensor, like: Tensor) -> Tensor:
     return values.pin_memory() if like.is_cuda else values
 
 
-def _write(place: Tensor, value: Tensor) -> Tensor:
-    return place[: len(value)].copy_(value, non_blocking=True) if place.dim() else place.copy_(value)
+def _leaves(values: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _take_step(
@@ -224,8 +231,9 @@ def _compiled(traced: torch.fx.GraphModule, given: list[Tensor]) -> Callable[...
 
     if given[0].device.type == "cpu" and any(_hashes(node) for node in traced.graph.nodes):
         return traced
-    compiled: Callable[..., Any] = compile_fx(traced, given)
-    return compiled
+    compiled: Any = compile_fx(traced, given)
+    call: Callable[..., Any] = compiled
+    return call
 
 
 def _hashes(node: torch.fx.Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import statistics
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,8 @@ from rich.table import Table
 
 from fedloom.errors import Diverged
 from fedloom.experiments.schema import Experiment, RunSpec
-from fedloom.rundir import SUMMARY, RunDirectory, check_free, write_json
+from fedloom.launched import first_rank, restart
+from fedloom.rundir import METRICS, SUMMARY, RunDirectory, check_free, write_json
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm
@@ -79,15 +81,18 @@ def run_experiment(
     A single run has `out` for its directory; of several, each has one beneath it. A run that diverges does not keep the
     others from running: the error is raised at the end. An interrupt keeps what there is and says how far it came.
     """
-    console = Console(quiet=True) if quiet else console or Console()
+    first, restarted = first_rank(), restart()
+    console = Console(quiet=True) if quiet or not first else console or Console()
     runs = experiment.runs()
-    check_free(out)
+    if first:
+        check_free(out, resume=restarted)
 
     from fedloom.experiments import build  # torch from here on
 
     build.check_device(experiment.device)
     algorithms = [build.build_algorithm(run.algorithm) for run in runs]
-    RunDirectory(out).config((runs[0].experiment if len(runs) == 1 else experiment).to_mapping())
+    if first and not restarted:
+        RunDirectory(out).config((runs[0].experiment if len(runs) == 1 else experiment).to_mapping())
     data = build.build_data(experiment.data, data_folder)
     task = build.build_task(experiment.model, data)
     results: list[RunResult] = []
@@ -96,10 +101,14 @@ def run_experiment(
         for index, (run, algorithm) in enumerate(zip(runs, algorithms, strict=True)):
             folder = out if len(runs) == 1 else out / run.slug
             seen: list[dict[str, Any]] = []
+            if restarted and (folder / SUMMARY).exists():
+                results.append(_finished(run, folder))
+                continue
             try:
                 result, choice = _one(run, algorithm, task, data, folder, bar, seen)
             except KeyboardInterrupt:
-                _summarise(out, experiment, results, complete=False)
+                if first:
+                    _summarise(out, experiment, results, complete=False)
                 raise KeyboardInterrupt(
                     f"interrupted in {run.slug} after {len(seen)} of {experiment.rounds} rounds, "
                     f"with {len(results)} of {len(runs)} runs finished; what ran is kept in {out}"
@@ -109,14 +118,22 @@ def run_experiment(
             if choice and choice not in told:
                 told.add(choice)
                 console.print(choice, highlight=False, markup=False, soft_wrap=True)
-    _summarise(out, experiment, results, complete=True)
-    console.print(summary_table(results))
-    _picture(results, data, out / PICTURE, experiment.title, console)
+    if first:
+        _summarise(out, experiment, results, complete=True)
+        console.print(summary_table(results))
+        _picture(results, data, out / PICTURE, experiment.title, console)
     console.print(f"runs: {out}", highlight=False, markup=False, soft_wrap=True)
     for result in results:
         if result.diverged is not None:
             raise result.diverged
     return results
+
+
+def _finished(run: RunSpec, folder: Path) -> RunResult:
+    """A run that was over before everything was started again."""
+    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    rounds = [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
+    return RunResult(run.label, run.seed, folder, rounds, summary["seconds"])
 
 
 def _one(
