@@ -59,11 +59,13 @@ def current(device: torch.device) -> Ranks:
     if not launched.by_torchrun():
         return ALONE
     from torch import distributed
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
 
     if not distributed.is_initialized():
-        store, rank, world = next(distributed.rendezvous("env://"))
+        store, rank, world = next(rendezvous("env://"))
         # after a restart the store still holds the addresses of those that died
-        store = distributed.PrefixStore(f"fedloom/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        store = PrefixStore(f"fedloom/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         backend = "nccl" if device.type == "cuda" else "gloo"
         distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
     return Ranks(

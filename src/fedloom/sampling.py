@@ -56,10 +56,22 @@ class Sampler:
 
 
 def uniform() -> Sampler:
-    """M distinct clients, uniformly without replacement."""
+    """M distinct clients, uniformly without replacement.
+
+    Where the population is large it is not shuffled: clients are drawn with replacement, those that can take part are
+    kept, and the first M different ones are the cohort; the time depends on M alone.
+    """
 
     def draw(key: Tensor, size: int, examples: Tensor, state: PartState) -> Drawn:
-        order = random.permutation(key, len(examples))
+        population = len(examples)
+        count = 2 * size + 16
+        while count < population:
+            drawn = (random.uniform(key, count) * population).long()
+            first = list(dict.fromkeys(drawn[examples[drawn] > 0].tolist()))
+            if len(first) >= size:
+                return Drawn(torch.tensor(sorted(first[:size]), dtype=torch.int64))
+            count *= 4
+        order = random.permutation(key, population)
         return Drawn(order[examples[order] > 0][:size].sort().values)
 
     return Sampler("uniform", draw)

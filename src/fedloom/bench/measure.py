@@ -149,7 +149,7 @@ def measure_ours(
         except torch.OutOfMemoryError:
             nothing = dict.fromkeys(Timing.__dataclass_fields__)
             return {**asked, "executor": None, "chunk": None, "why": "out of memory", **nothing}, []
-    resolved = {key: history.resolved.get(key) for key in ("executor", "chunk", "why")}
+    resolved = {key: history.resolved.get(key) for key in ("executor", "chunk", "why", "program", "program_seconds")}
     return {**asked, **resolved, **asdict(clock.timing(peak.mib(), waited=device.type == "cpu"))}, clock.precision
 
 
@@ -254,6 +254,8 @@ def compare_trials(
     """
     task, data, algorithm = workload.task(), workload.data().to(device), workload.algorithm()
     settings = workload.settings() | {"executor": executor, "device": device}
+    if device.type == "cuda":
+        settings["compile"] = True  # as a run long enough to be worth stacking would be
     del settings["seed"]
 
     def stacked(rounds: int) -> None:

@@ -153,6 +153,7 @@ class Programs:
         self.compiled, self.told, self.failed = compiled, told, failed
         self.made: dict[tuple[Step, Shape], Program] = {}
         self.given_up = False
+        self.room: tuple[int, int] | None = None  # most steps, most rows of any client
 
     def __call__(self, job: Job, stack: Stack, step: Step) -> Carry:
         if self.given_up:
@@ -174,12 +175,14 @@ class Programs:
 
     def _shape(self, job: Job, stack: Stack) -> Shape:
         """Room for every client there is; no masks where all clients have whole batches and equally many."""
-        _, steps = job.batching.counts(job.data.sizes)
-        largest = max(1, int(job.data.sizes.max()))
-        rows = min(job.batching.batch_size or largest, largest)
+        if self.room is None:
+            _, every = job.batching.counts(job.data.sizes)
+            largest = max(1, int(job.data.sizes.max()))
+            self.room = int(every.max()), min(job.batching.batch_size or largest, largest)
         count, longest, widest = stack.plan.index.shape
-        full = widest == rows and bool((stack.plan.sizes == rows).all())
-        return Shape(count, max(longest, int(steps.max())), rows, not full, stack.axes["anchor"] == 0)
+        steps, rows = max(longest, self.room[0]), max(widest, self.room[1])
+        full = bool((stack.plan.sizes == rows).all())
+        return Shape(count, steps, rows, not full, stack.axes["anchor"] == 0)
 
     def _fitting(self, step: Step, wanted: Shape) -> Program | None:
         """One that was made for it, or for a few clients more: what is beyond the stack is padding."""
