@@ -16,6 +16,7 @@ class Readings:
         self._here = {name: value for name, value in values.items() if name not in tensors}
         self._shapes = {name: value.shape for name, value in tensors.items()}
         self._order = list(values)
+        self._found: dict[str, Tensor] | None = None
         self._arrived: torch.cuda.Event | None = None
         if tensors:
             flat = torch.cat([value.detach().to(torch.float64).flatten() for value in tensors.values()])
@@ -26,6 +27,8 @@ class Readings:
 
     def read(self) -> dict[str, Tensor]:
         """The values, in the order they were given; waits for the device where it has to."""
+        if self._found is not None:
+            return self._found
         if self._arrived is not None:
             self._arrived.synchronize()
         found: dict[str, Tensor] = {}
@@ -35,7 +38,8 @@ class Readings:
             start += shape.numel()
         for name, value in self._here.items():
             found[name] = torch.as_tensor(value, dtype=torch.float64)
-        return {name: found[name] for name in self._order}
+        self._found = {name: found[name] for name in self._order}
+        return self._found
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

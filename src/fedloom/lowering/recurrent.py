@@ -189,7 +189,7 @@ def _lstm_gradient(
 
 
 def _on_device(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16) and kernels.available()
+    return x.is_cuda and x.dtype == torch.float32 and kernels.available()
 
 
 def _lstm_steps(xg: Tensor, w: Tensor, h0: Tensor, c0: Tensor, reverse: bool) -> tuple[Tensor, Tensor, Tensor]:
