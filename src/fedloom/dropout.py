@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fedloom.errors import FedloomError
-from fedloom.random import keep_mask
+from fedloom.random import host_keep_mask, keep_mask
 
 
 class SeededDropout(TorchFunctionMode):
@@ -41,7 +44,21 @@ class SeededDropout(TorchFunctionMode):
         if not training or p == 0:
             return input
         p = p if self.rate is None else self.rate
-        mask = keep_mask(self.key, self.site, input.shape, p)
-        self.site += 1
+        site, self.site = self.site, self.site + 1
         factor = 1 / (1 - p) if p < 1 else 0.0
+        if self.word is not None and input.dtype in _HOST and input.device.type == "cpu":
+            kept = host_keep_mask(self.word, site, input.numel(), p)
+            scale = torch.from_numpy(np.multiply(kept, factor, dtype=_HOST[input.dtype])).view(input.shape)
+            return input.mul_(scale) if inplace else input * scale
+        mask = keep_mask(self.key, site, input.shape, p)
         return input.mul_(mask).mul_(factor) if inplace else input * mask * factor
+
+    @cached_property
+    def word(self) -> int | None:
+        """The key, where it is a number on the host: not in a stack, and not while a program is traced."""
+        traced = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
+        plain = type(self.key) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(self.key)
+        return int(self.key) if plain and not traced and self.key.device.type == "cpu" else None
+
+
+_HOST = {torch.float32: np.float32, torch.float64: np.float64}

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -109,3 +111,25 @@ def keep_mask(key: Tensor, site: int, shape: torch.Size, drop: float) -> Tensor:
     x = (x ^ ((x >> 15) & 0x1FFFF)) * -2073254261
     x = x ^ ((x >> 16) & 0xFFFF)
     return (x & 0x7FFFFFFF) >= int(drop * 2**31)
+
+
+def host_keep_mask(key: int, site: int, count: int, drop: float) -> npt.NDArray[np.bool_]:
+    """The first `count` entries of `keep_mask`, on the host: NumPy has unsigned numbers, and is twice as fast in them.
+
+    >>> at = key(0, 0, 0, "dropout")
+    >>> host_keep_mask(int(at), 1, 8, 0.5).tolist() == keep_mask(at, 1, torch.Size([8]), 0.5).tolist()
+    True
+    """
+    if drop >= 1:
+        return np.zeros(count, dtype=np.bool_)
+    x = np.arange(count, dtype=np.uint32)
+    x *= np.uint32(0x9E3779B9)
+    x += np.uint32(_mix_int(key + (site + 1) * _GOLDEN) % 2**32)
+    x ^= x >> np.uint32(16)
+    x *= np.uint32(0x7FEB352D)
+    x ^= x >> np.uint32(15)
+    x *= np.uint32(0x846CA68B)
+    x ^= x >> np.uint32(16)
+    x &= np.uint32(0x7FFFFFFF)
+    kept: npt.NDArray[np.bool_] = x >= np.uint32(int(drop * 2**31))
+    return kept

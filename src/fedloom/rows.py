@@ -34,8 +34,9 @@ def squares(rows: Tensor) -> Tensor:
 
         return row_squares(rows)
     if rows.shape[1] <= _BLOCK:
-        return tree.total(rows.double() ** 2, lead=1)
-    return _by_blocks(rows, lambda row, start: row.double() ** 2)
+        exact = rows.double()
+        return tree.total(exact * exact, lead=1)
+    return _by_blocks(rows, lambda row, start: row.double() * row.double())
 
 
 def dots(rows: Tensor, other: Tensor) -> Tensor:

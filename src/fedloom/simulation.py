@@ -368,6 +368,7 @@ def _resolved(job: Job, choice: Choice, target: torch.device, precision: str, ra
         "device": str(target),
         "dtype": str(next(iter(job.functional.params.values())).dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
+        "workers": choice.workers,
         "program": choice.program,
         "precision": precision,
     }

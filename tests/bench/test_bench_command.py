@@ -52,7 +52,7 @@ def test_json_is_one_object_with_the_documented_keys() -> None:
     assert (workload["workload"], workload["parameters"], workload["steps"]) == ("W2", 7850, 10)
     assert set(workload["plain"]) == TIMING
     (ours,) = workload["ours"]
-    assert set(ours) == TIMING | {"asked", "executor", "chunk", "why", "ratio"}
+    assert set(ours) == TIMING | {"asked", "executor", "chunk", "why", "ratio", "program", "program_seconds"}
     assert (ours["asked"], ours["rounds"]) == ("auto", 1) and ours["executor"] in EXECUTORS
     words = report.__doc__ or ""
     documented = set(found) | set(workload) | set(ours) | {"at", "plain_seconds", "plain_memory_mib"}

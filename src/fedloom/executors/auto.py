@@ -33,8 +33,8 @@ CHOICES = ("auto", *EXECUTORS)
 _STACK_BYTES = 2**28
 """Parameters of a stack on a CPU: beyond this the caches are lost and the loop is as fast."""
 
-_PAYS = 5_000
-"""Local steps of a run from which on compiling a GPU's program is worth its time."""
+_PAYS, _TRACED = 5_000, 100
+"""Local steps of a run from which on compiling a GPU's program is worth its time; and on a CPU, tracing one."""
 
 
 @dataclass
@@ -93,9 +93,9 @@ def resolve(
     if chunk is not None and chunk < 1:
         raise FedloomError(f"chunk: expected at least 1 client, got {chunk}")
     draws, job = _draws(job), dataclasses.replace(job, chunk=chunk or _chunk(job, cohort, ranks))
-    job = dataclasses.replace(job, draws=draws)
+    job = dataclasses.replace(job, draws=draws, workers=_workers(job, cohort, draws, ranks))
     if executor == "loop":
-        return job, Choice("loop", job.chunk, "asked for")
+        return job, Choice("loop", job.chunk, "asked for", workers=job.workers)
     functional = dataclasses.replace(job.functional, lowered=True)
     stacked = dataclasses.replace(job, functional=functional)
     if not draws:
@@ -110,10 +110,10 @@ def resolve(
         why = f"{type(functional.module).__name__} cannot be stacked: {obstacle}"
         if executor == "vectorized":
             warnings.warn(f"executor='vectorized': {why}; running the loop", stacklevel=3)
-        return job, Choice("loop", job.chunk, why)
+        return job, Choice("loop", job.chunk, why, workers=job.workers)
     suits, why = (True, "asked for") if executor == "vectorized" else _rule(stacked, cohort)
     if not suits:
-        return job, Choice("loop", job.chunk, why)
+        return job, Choice("loop", job.chunk, why, workers=job.workers)
     return stacked, Choice("vectorized", job.chunk, why + uncounted, _program(stacked, cohort, rounds, compiled))
 
 
@@ -123,14 +123,30 @@ def _program(job: Job, cohort: int, rounds: int, compiled: bool | None) -> str:
         return "none"  # batches of different sizes are stacks of different shapes
     if compiled is not None:
         return "compiled" if compiled else "captured"
-    if not _on_gpu(job):
-        return "none"
     _, steps = job.batching.counts(job.data.sizes)
-    return "compiled" if rounds * float(steps.double().mean()) >= _PAYS else "captured"
+    length = rounds * float(steps.double().mean())
+    if not _on_gpu(job):
+        return "captured" if length >= _TRACED else "none"
+    return "compiled" if length >= _PAYS else "captured"
 
 
 def _on_gpu(job: Job) -> bool:
     return next(iter(job.functional.params.values())).is_cuda
+
+
+def _heavy(job: Job) -> str | None:
+    """The first layer, if there is one, whose arithmetic takes longer than its dispatch."""
+    kinds = (nn.modules.conv._ConvNd, nn.RNNBase)
+    return next(
+        (type(module).__name__ for module in job.functional.module.modules() if isinstance(module, kinds)), None
+    )
+
+
+def _workers(job: Job, cohort: int, draws: bool, ranks: Ranks) -> int:
+    """Clients that the loop trains at a time: on a CPU one for each thread, unless Python takes most of the time."""
+    if _on_gpu(job) or draws or ranks.launched or _heavy(job) is None:
+        return 1
+    return min(torch.get_num_threads(), cohort)
 
 
 def _rule(job: Job, cohort: int) -> tuple[bool, str]:
@@ -138,11 +154,7 @@ def _rule(job: Job, cohort: int) -> tuple[bool, str]:
         return False, "a cohort of one has nothing to stack"
     if next(iter(job.functional.params.values())).device.type != "cpu":
         return True, "on an accelerator a stack of clients fills the device"
-    heavy = (nn.modules.conv._ConvNd, nn.RNNBase)
-    found = next(
-        (type(module).__name__ for module in job.functional.module.modules() if isinstance(module, heavy)), None
-    )
-    if found is not None:
+    if (found := _heavy(job)) is not None:
         return False, f"on a CPU {found} is at the arithmetic's limit already"
     return True, "on a CPU a dense model's time is dispatch, which a stack shares"
 

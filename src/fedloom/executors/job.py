@@ -28,6 +28,9 @@ from fedloom.types import Cohort, Info, Params
 LANES = 8
 """Into how many lanes a cohort's chunks are dealt: up to that many processes share a round evenly."""
 
+PADDING = 0.2
+"""The share of steps that may be padding before a chunk is halved."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -108,6 +111,22 @@ Runner = Callable[[Job, Stack, Callable[..., Carry]], Carry]
 """Takes a stack through the steps of its plan: `(job, stack, local.step) -> carry`."""
 
 
+def _chunk_size(steps: Tensor, most: int) -> int:
+    """Clients in a chunk, at most so many: even, since a short last one would cost as much as a full one.
+
+    Where the longest client of a chunk keeps the others waiting for too long, chunks are halved, though a stack of few
+    clients is slow as well. `steps` ascend.
+    """
+    count = len(steps)
+    chunks = -(-count // most)
+    while True:
+        size = -(-count // chunks)
+        taken = sum(int(part[-1]) * len(part) for part in steps.split(size))
+        if size <= 32 or taken <= (1 + PADDING) * int(steps.sum()):
+            return size
+        chunks *= 2
+
+
 def cut(job: Job, assignment: Assignment, clients: Tensor, ranks: Ranks = ALONE) -> list[Part]:
     """The cohort in chunks of clients with similar numbers of steps, so that little is padding, lane after lane.
 
@@ -118,9 +137,8 @@ def cut(job: Job, assignment: Assignment, clients: Tensor, ranks: Ranks = ALONE)
     if not len(clients):
         return []
     _, steps = job.batching.counts(assignment.data.sizes[clients])
-    count = -(-len(clients) // job.chunk)
-    size = -(-len(clients) // count)  # even chunks: a short last one would cost as much as a full one
-    chunks = clients[steps.argsort(stable=True)].split(size)
+    steps, order = steps.sort(stable=True)
+    chunks = clients[order].split(_chunk_size(steps, job.chunk))
     own = range(ranks.rank * lanes // ranks.world, (ranks.rank + 1) * lanes // ranks.world)
     return [Part(assignment, chunk, lane) for lane in own for chunk in chunks[lane::lanes]]
 
