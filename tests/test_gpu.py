@@ -85,3 +85,55 @@ def test_samplers_draw_the_same_clients(sampler: str) -> None:
     )
     gpu.params = {name: leaf.cpu() for name, leaf in gpu.params.items()}
     assert distance(cpu, gpu) <= 1e-12
+
+
+def test_nobody_waits_for_the_device_within_a_round() -> None:
+    """torch reports every call that makes the host wait; reading a round's numbers, late, is the one that may."""
+    rounds = []
+
+    def watch(record: dict[str, float]) -> None:
+        rounds.append(record["round"])
+        torch.cuda.set_sync_debug_mode("error" if 2 <= record["round"] < 8 else "default")
+
+    try:
+        fl.simulate(
+            fl.Task(Dropped),
+            classification([20, 7, 50, 20, 33]),
+            fl.fedglad(fl.fedadam(0.1, server_lr=0.01)),
+            12,
+            4,
+            batch_size=10,
+            device="cuda",
+            dtype=torch.float32,
+            eval_every=100,
+            compile=False,
+            callbacks=[watch],
+        )
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert rounds == list(range(12))
+
+
+def test_a_client_that_is_not_finite_is_refused_there_too() -> None:
+    """Rows are trusted and the round is taken again: the outcome is the CPU's."""
+    data = classification([20, 7, 50, 20, 33])
+    data.x[data.rows(2)[0]] = torch.nan
+    runs = [
+        fl.simulate(fl.Task(Dropped), data, fl.scaffold(0.1), 5, 3, batch_size=10, device=device, dtype=torch.float64)
+        for device in ("cpu", "cuda")
+    ]
+    assert any(record["refused"] for record in runs[0].rounds)
+    assert [r["refused"] for r in runs[0].rounds] == [r["refused"] for r in runs[1].rounds]
+    runs[1].params = {name: leaf.cpu() for name, leaf in runs[1].params.items()}
+    assert distance(*runs) <= 1e-12
+
+
+def test_trials_stack() -> None:
+    data = classification([20, 7, 50, 20, 33])
+    trials = [{"algorithm": fl.fedavgm(rate), "seed": seed} for rate in (0.03, 0.1) for seed in (0, 1)]
+    options = {"rounds": 3, "cohort": 3, "batch_size": 10, "dtype": torch.float64}
+    together = fl.simulate_trials(fl.Task(Dropped), data, trials, device="cuda", **options)
+    for trial, history in zip(trials, together, strict=True):
+        alone = fl.simulate(fl.Task(Dropped), data, trial["algorithm"], seed=trial["seed"], executor="loop", **options)
+        history.params = {name: leaf.cpu() for name, leaf in history.params.items()}
+        assert distance(alone, history) <= 1e-12

@@ -14,7 +14,7 @@ README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8"
 
 def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)

@@ -1,0 +1,115 @@
+"""Sums over rows, lanes and ranks: one order, whoever adds what."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedloom import rows as row_sums
+from fedloom.executors.job import _chunk_size
+from fedloom.lanes import Lanes
+from fedloom.ranks import Ranks
+from fedloom.sampling import uniform
+
+
+def stack(seed: int, count: int, length: int) -> Tensor:
+    return torch.randn(count, length, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("length", [1, 7, 5000, 40_000])
+def test_a_row_sum_is_the_fold_of_its_rows(length: int) -> None:
+    """Few entries in a few operations, many block by block: the same bits, in any number of pieces."""
+    rows, coefficients = stack(0, 6, length), stack(1, 2, 6).double()
+    expected = torch.zeros(2, length, dtype=torch.float64)
+    for k in range(6):
+        expected += rows[k].double() * coefficients[:, k : k + 1]
+    whole = row_sums.add(None, rows, coefficients)
+    pieces = row_sums.add(row_sums.add(None, rows[:2], coefficients[:, :2]), rows[2:], coefficients[:, 2:])
+    assert torch.equal(whole, expected) and torch.equal(pieces, expected)
+
+
+@pytest.mark.parametrize("length", [3, 40_000])
+def test_squares_dots_and_distances(length: int) -> None:
+    rows, other = stack(0, 4, length), stack(1, 1, length)[0].double()
+    exact = rows.double()
+    torch.testing.assert_close(row_sums.squares(rows), (exact**2).sum(1), rtol=1e-13, atol=0)
+    torch.testing.assert_close(row_sums.dots(rows, other), exact @ other, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(row_sums.distances(rows, other), ((exact - other) ** 2).sum(1), rtol=1e-13, atol=0)
+    assert torch.equal(row_sums.squares(rows)[2:3], row_sums.squares(rows[2:3]))
+
+
+class Shared(Ranks):
+    """Threads in the place of processes."""
+
+    def gather(self, own: Tensor) -> list[Tensor]:
+        return self._meet(own)
+
+    def gather_json(self, own: object) -> list[object]:
+        return self._meet(own)
+
+    def _meet(self, own: object) -> list:
+        slots, barrier = MEETINGS[self.world]
+        slots[self.rank] = own
+        barrier.wait()
+        found = list(slots)
+        barrier.wait()
+        return found
+
+
+MEETINGS = {world: ([None] * world, threading.Barrier(world)) for world in (2, 3, 4)}
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("lanes", [1, 5, 8])
+def test_ranks_come_to_the_bits_of_one_process(world: int, lanes: int) -> None:
+    rows = [stack(lane, 3, 50) for lane in range(lanes)]
+    ones = torch.ones(1, 3, dtype=torch.float64)
+    alone = Lanes()
+    for lane in range(lanes):
+        alone.add(lane, {"w": rows[lane]}, ones)
+    expected = alone.total(Ranks())["w"]
+    found: dict[int, Tensor] = {}
+
+    def work(rank: int) -> None:
+        mine = Lanes()
+        for lane in range(rank * lanes // world, (rank + 1) * lanes // world):
+            mine.add(lane, {"w": rows[lane]}, ones)
+        found[rank] = mine.total(Shared(rank, world))["w"]
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[rank], expected) for rank in range(world))
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=300), st.integers(1, 128))
+def test_chunks_waste_little(steps: list[int], most: int) -> None:
+    ascending = torch.tensor(steps).sort().values
+    size = _chunk_size(ascending, most)
+    assert 1 <= size <= most
+    taken = sum(int(part[-1]) * len(part) for part in ascending.split(size))
+    assert size <= 32 or taken <= 1.2 * int(ascending.sum())
+
+
+def test_a_draw_from_a_large_population() -> None:
+    """Distinct, uniform, and never of a client that cannot take part."""
+    examples = torch.ones(20_000)
+    examples[::2] = 0
+    seen = torch.zeros(20_000)
+    for key in range(300):
+        clients = uniform().draw(torch.tensor(key), 50, examples, {}).clients
+        assert clients.unique().equal(clients) and len(clients) == 50
+        seen[clients] += 1
+    assert seen[::2].sum() == 0
+    thirds = seen[:19_998].reshape(3, -1).sum(1)
+    assert (thirds - 5000).abs().max() < 5 * (15_000 * 2 / 9) ** 0.5
+    few = torch.zeros(20_000)
+    few[[3, 70, 15_000]] = 1
+    assert uniform().draw(torch.tensor(0), 50, few, {}).clients.tolist() == [3, 70, 15_000]
