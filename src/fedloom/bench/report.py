@@ -3,8 +3,8 @@
 `fedloom`, `torch`, `python`, `device`, `device_name`, `threads`, `cores`, `quick`; and `workloads`, a list of
 `workload`, `about`, `parameters`, `population`, `cohort`, `steps` (null where clients differ), `batch_size`;
 `plain`, the plain loop's timing;
-`ours`, for every executor `asked` for: the `executor` that ran, `chunk`, `why`, its `program` and the `program_seconds` it
-took to make, a timing, and `ratio`, the plain loop's seconds over ours;
+`ours`, for every executor `asked` for: the `executor` that ran, `chunk`, `why`, its `program` and the `program_seconds`
+it took to make, a timing, and `ratio`, the plain loop's seconds over ours;
 `auto`, where executors were compared: what it `chose`, the `fastest`, whether the choice is `within_20_percent` of it.
 
 A timing: `seconds` of one round (on a CPU and for the plain loop the median; on an accelerator, where rounds may run
