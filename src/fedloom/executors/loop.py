@@ -20,31 +20,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom import local, random, tree
-from fedloom.algorithm import Algorithm
-from fedloom.data.federated import Features, take
+from fedloom import random, tree
+from fedloom.data.federated import take
 from fedloom.executors.job import Job, Part, Stack, Trained, info, one_value, train
 from fedloom.executors.layout import Layout, layout
-from fedloom.functional import Functional, plain_gradient
-from fedloom.local import Carry, GradientOf
-from fedloom.types import Info
-
-Step = Callable[..., Carry]
+from fedloom.functional import plain_gradient
+from fedloom.local import Carry
 
 _PIECE = 2**22
-"""Bytes of parameters that clients come back in: fewer are planned one by one, more leave the caches."""
+"""Bytes of parameters that a part of the cohort comes back in: less is planned anew, more leaves the caches."""
 
 _SHARES = 8
-"""Pieces of a part for each worker, where it has that many clients: enough to share it evenly."""
+"""Pieces for each worker, at least: enough to share a part evenly."""
 
 
 def loop(job: Job, stacks: Iterable[Sequence[Part]]) -> Iterator[Trained]:
-    """Train the clients of each part one by one, `job.workers` of them at a time; a part comes back in pieces."""
+    """Train the clients of each part one by one, `job.workers` of them at a time; they come back in pieces."""
     _keep_freed_memory()
     crew = _Crew(layout(job))
     pieces = (piece for stack in stacks for part in stack for piece in _pieces(job, part))
-    # torch has one generator for all threads, and autocasting for each
-    if job.workers == 1 or job.draws or torch.is_autocast_enabled("cpu"):
+    if job.workers == 1 or job.draws:  # torch has one generator for all threads
         for piece in pieces:
             yield from train(job, [piece], crew.run)
     else:
@@ -52,9 +47,9 @@ def loop(job: Job, stacks: Iterable[Sequence[Part]]) -> Iterator[Trained]:
 
 
 def _pieces(job: Job, part: Part) -> Iterator[Part]:
-    """Ascending in client, the order in which a part is added up: its sum does not depend on the pieces."""
+    """Ascending in client: a part is summed up in that order, whatever its pieces."""
     size = sum(leaf.numel() * leaf.element_size() for leaf in job.functional.params.values())
-    most = _PIECE // size if job.workers == 1 else min(_PIECE // size, len(part.clients) // (_SHARES * job.workers))
+    most = min(_PIECE // size, len(part.clients) // (_SHARES * job.workers) if job.workers > 1 else _PIECE)
     for clients in part.clients.sort().values.split(max(1, most)):
         yield replace(part, clients=clients)
 
@@ -66,7 +61,7 @@ class _Crew:
     layout: Layout
     stop: threading.Event = field(default_factory=threading.Event)
 
-    def run(self, job: Job, stack: Stack, step: Step) -> Carry:
+    def run(self, job: Job, stack: Stack, step: Callable[..., Carry]) -> Carry:
         """All clients of the stack through the steps of its plan."""
         shared = self.layout.lay({name: part for name, part in stack.own.items() if stack.axes[name] is None})
         with self.layout.mode():
@@ -74,23 +69,19 @@ class _Crew:
         stacked: Carry = tree.map_state(_stack, *trained)
         return stacked
 
-    def _client(self, job: Job, stack: Stack, k: int, shared: dict[str, Any], step: Step) -> Carry:
+    def _client(self, job: Job, stack: Stack, k: int, shared: dict[str, Any], step: Callable[..., Carry]) -> Carry:
         """Client k of the stack through all its steps."""
         plan = stack.plan
         own = {name: part for name, part in stack.own.items() if name not in shared}
         carry: Carry
         carry, own = self.layout.lay(tree.map_state(lambda leaf: leaf[k], (stack.carry, own)))
-        own |= shared
-        if step is local.step and _descends(job.algorithm):
-            step, own["rate"] = _descend, own["rate"].item()
-            carry["params"] = tree.map(torch.clone, carry["params"])
+        own |= shared | {"rate": own["rate"].item()}
         device = carry["loss"].device
         index, keys = plan.index[k].to(device), plan.keys[k].to(device)
         for s, size in enumerate(plan.sizes[k, : int(plan.steps[k])].tolist()):
             if self.stop.is_set():
                 raise _Stopped
-            rows = index[s, :size]
-            batch = take(job.data.x, rows), take(job.data.y, rows)
+            batch = take(job.data.x, index[s, :size]), take(job.data.y, index[s, :size])
             told = info(job, stack.round, s, own)
             try:
                 with random.generator_kept(job.draws):
@@ -102,47 +93,16 @@ class _Crew:
         return carry
 
 
+def _stack(*leaves: Tensor) -> Tensor:
+    return torch.stack(leaves) if len(leaves) > 1 else leaves[0].unsqueeze(0).contiguous()
+
+
 class _Stopped(Exception):
     """Nobody waits for this client any more."""
 
 
-def _stack(*leaves: Tensor) -> Tensor:
-    return torch.stack(leaves) if len(leaves) > 1 else leaves[0].contiguous().unsqueeze(0)
-
-
-def _descends(algorithm: Algorithm) -> bool:
-    """Whether a client's step is that of plain SGD."""
-    return algorithm.client.name == f"scale({algorithm.client.rates})" and not local.wants_sum(algorithm)
-
-
-def _descend(
-    functional: Functional,
-    algorithm: Algorithm,
-    gradient_of: GradientOf,
-    carry: Carry,
-    batch: tuple[Features, Features],
-    mask: Tensor | None,
-    rows: int,
-    key: Tensor,
-    info: Info,
-) -> Carry:
-    """`local.step` for plain SGD, on parameters that are this client's own: they are written where they are."""
-    y = carry["params"]
-    gradient, loss, buffers, counted = gradient_of(functional, y, carry["buffers"], *batch, mask, key)
-    assert algorithm.client.rates is not None
-    rate = float(algorithm.client.rates(info.round, info.step, info.steps, info.rate))
-    for name, leaf in y.items():
-        leaf.sub_(gradient[name], alpha=rate)
-    counted = tree.map(torch.add, carry["counted"], counted)
-    return carry | {"buffers": buffers, "loss": carry["loss"] + loss * rows, "counted": counted}
-
-
 def _side_by_side(job: Job, pieces: Iterable[Part], crew: _Crew) -> Iterator[Trained]:
-    """Pieces in order, each trained by one of the threads; a few are begun before they are asked for.
-
-    Until the last has been taken, this thread's operations have one thread too: several teams of threads that share the
-    cores would spend their time waiting for each other.
-    """
+    """Pieces in order, each trained by one of the threads; a few are begun before they are asked for."""
     threads = torch.get_num_threads()
     replicas: SimpleQueue[Job] = SimpleQueue()
     for _ in range(job.workers):
@@ -160,7 +120,7 @@ def _side_by_side(job: Job, pieces: Iterable[Part], crew: _Crew) -> Iterator[Tra
     pool = ThreadPoolExecutor(job.workers, "fedloom", begin)
     waiting: deque[Future[Trained]] = deque()
     try:
-        torch.set_num_threads(1)
+        torch.set_num_threads(1)  # here too until the end: teams of threads that have to share cores wait and wait
         for piece in pieces:
             waiting.append(pool.submit(work, piece))
             if len(waiting) > job.workers + 1:
@@ -174,7 +134,7 @@ def _side_by_side(job: Job, pieces: Iterable[Part], crew: _Crew) -> Iterator[Tra
 
 
 def _replica(job: Job) -> Job:
-    """With a module of its own, since a call puts a client's leaves into it; the tensors in it are the same."""
+    """With a module of its own, since a call puts a client's leaves into it; its tensors are the same."""
     module = job.functional.module
     tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     return replace(job, functional=replace(job.functional, module=copy.deepcopy(module, tensors)))
