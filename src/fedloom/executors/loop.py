@@ -39,7 +39,8 @@ def loop(job: Job, stacks: Iterable[Sequence[Part]]) -> Iterator[Trained]:
     _keep_freed_memory()
     crew = _Crew(layout(job))
     pieces = (piece for stack in stacks for part in stack for piece in _pieces(job, part))
-    if job.workers == 1 or job.draws:  # torch has one generator for all threads
+    # torch has one generator for all threads, and autocasting for each
+    if job.workers == 1 or job.draws or torch.is_autocast_enabled("cpu"):
         for piece in pieces:
             yield from train(job, [piece], crew.run)
     else:
