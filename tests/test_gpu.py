@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -137,3 +138,24 @@ def test_trials_stack() -> None:
         alone = fl.simulate(fl.Task(Dropped), data, trial["algorithm"], seed=trial["seed"], executor="loop", **options)
         history.params = {name: leaf.cpu() for name, leaf in history.params.items()}
         assert distance(alone, history) <= 1e-12
+
+
+def test_what_does_not_fit_is_halved_and_told_once() -> None:
+    """A limit on the process's memory, real allocations, a real refusal by the allocator."""
+    data = classification([40] * 64)
+    task = fl.Task(lambda: nn.Sequential(nn.Linear(6, 4096), nn.ReLU(), nn.Linear(4096, 1024), nn.Linear(1024, 4)))
+    whole = torch.cuda.get_device_properties(0).total_memory
+    settings: dict[str, Any] = {"rounds": 2, "cohort": 64, "device": "cuda", "executor": "vectorized", "chunk": 64}
+    settings |= {"dtype": torch.float32, "compile": False}
+    torch.cuda.empty_cache()
+    try:  # 17 MiB of parameters a client: 64 of them, their gradients and updates take more than 2 GiB
+        torch.cuda.set_per_process_memory_fraction(2 * 2**30 / whole)
+        with pytest.warns(UserWarning, match="out of memory") as caught:
+            history = fl.simulate(task, data, fl.fedavg(0.1), **settings)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert len([each for each in caught if "out of memory" in str(each.message)]) == 1
+    assert history.resolved["repeatable"] is False
+    assert history.resolved["chunk"] < 64
+    roomy = fl.simulate(task, data, fl.fedavg(0.1), **settings)
+    assert distance(history, roomy) < 1e-4

@@ -90,11 +90,16 @@ class Aggregation:
 
     def take(self, chunk: Cohort, lane: int = 0) -> None:
         """Gate a chunk's rows, run the upload, add them up; lanes come in ascending order."""
+        for block in self.admit(chunk):
+            self.add(block, lane)
+
+    def admit(self, chunk: Cohort) -> list[Cohort]:
+        """Gate a chunk's rows: those admitted, ascending in client, in blocks that an upload can work on at once."""
         if not isinstance(chunk, Cohort):
             raise FedloomError(f"apply: expected a Cohort or an iterable of them, got {type(chunk).__name__}")
         gate.check(chunk, self.params, self.state.buffers)
         if not chunk.size:
-            return
+            return []
         carried = {name for name in OPTIONAL if getattr(chunk, name) is not None}
         for name in carried ^ (carried if self.carried is None else self.carried):
             raise FedloomError(f"Cohort.{name}: expected in every chunk of the round or in none, got both")
@@ -109,13 +114,12 @@ class Aggregation:
         self.order.append(admitted + start)
         size = chunk.size
         if self.rule.upload.name != "keep()":
-            size = max(1, (_GPU_BLOCK if _on_gpu(chunk) else _BLOCK) // max(1, self.layout.size))
-        for block in admitted.split(size):
-            if block.numel():
-                self._add(_select(chunk, block), lane)
+            on_gpu = _device(chunk).type == "cuda"
+            size = max(1, (_GPU_BLOCK if on_gpu else _BLOCK) // max(1, self.layout.size))
+        return [_select(chunk, block) for block in admitted.split(size) if block.numel()]
 
-    def _add(self, chunk: Cohort, lane: int) -> None:
-        """A block of admitted rows, ascending in client."""
+    def add(self, chunk: Cohort, lane: int = 0, numbers: Tensor | None = None) -> None:
+        """A block of admitted rows, ascending in client; `numbers` are the `known` ones, if they are there."""
         given = self._flat(chunk.updates)
         rows, notes = self._upload(given)
         squares = torch.stack([row_sums.squares(part) for part in rows.values()], dim=1)
@@ -123,7 +127,8 @@ class Aggregation:
         ones = torch.ones(1, chunk.size, dtype=torch.float64, device=norms.device)
         if self.rule.sums_updates:
             self.extra.setdefault("update", Lanes()).add(lane, given, ones)
-        columns = _columns(chunk, norms)
+        numbers = to_device(known(chunk), norms.device) if numbers is None else numbers
+        columns = _columns(chunk, numbers, norms)
         for name, column in columns.items():
             self.columns.setdefault(name, []).append(column)
         for name, note in notes.items():
@@ -181,7 +186,7 @@ class Aggregation:
 
     def finish(self) -> Aggregate:
         """Weigh, now that all evidence is in."""
-        got = self._gathered()
+        got = self.roster()
         if not self.squares:
             return replace(got, combine=self.state.combine)
         columns = {name: torch.cat(parts) for name, parts in self.columns.items()}
@@ -213,8 +218,8 @@ class Aggregation:
             mean_norm=tree.total(evidence.norms) / count,
         )
 
-    def _gathered(self) -> Aggregate:
-        """What came in, with the other ranks' part of it: from here on every rank has all clients' numbers."""
+    def roster(self) -> Aggregate:
+        """Who came in, with the other ranks' part of it: from here on every rank has all clients' numbers."""
         ids = torch.cat(self.ids) if self.ids else torch.zeros(0, dtype=torch.int64)
         order = torch.cat(self.order) if self.order else torch.zeros(0, dtype=torch.int64)
         ranks = self.rule.ranks
@@ -279,8 +284,8 @@ def _cosine(sums: Params, norms: Tensor) -> Tensor:
     return torch.where(count < 2, torch.nan, (square - count) / (count * (count - 1)))
 
 
-def _on_gpu(chunk: Cohort) -> bool:
-    return next(iter(chunk.updates.values())).is_cuda
+def _device(chunk: Cohort) -> torch.device:
+    return next(iter(chunk.updates.values())).device
 
 
 def _select(chunk: Cohort, rows: Tensor) -> Cohort:
@@ -301,12 +306,16 @@ def _select(chunk: Cohort, rows: Tensor) -> Cohort:
     return Cohort(clients, examples, leaves(chunk.updates), **columns, buffers=buffers, extra=extra)
 
 
-def _columns(chunk: Cohort, norms: Tensor) -> dict[str, Tensor]:
-    """The numbers of a block's clients, beside the updates on their device; steps stay on the host."""
+def known(chunk: Cohort) -> Tensor:
+    """What the server knows of a block's clients before it looks at their updates, on the host: id, weight, draws."""
     weights = chunk.examples if chunk.weights is None else chunk.weights
     multiplicity = torch.ones(chunk.size) if chunk.multiplicity is None else chunk.multiplicity
-    known = torch.stack([column.cpu().double() for column in (chunk.clients, weights, multiplicity)])
-    clients, weights, multiplicity = to_device(known, norms.device)
+    return torch.stack([column.cpu().double() for column in (chunk.clients, weights, multiplicity)])
+
+
+def _columns(chunk: Cohort, numbers: Tensor, norms: Tensor) -> dict[str, Tensor]:
+    """The numbers of a block's clients, beside the updates on their device; steps stay on the host."""
+    clients, weights, multiplicity = numbers
     columns = {"clients": clients.long(), "weights": weights, "multiplicity": multiplicity, "norms": norms}
     if chunk.steps is not None:
         columns["steps"] = chunk.steps.cpu().double()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from fedloom.aggregate import Aggregate, Aggregation, Rule, require
 from fedloom.errors import FedloomError, choose
 from fedloom.memory import Memory
 from fedloom.ranks import ALONE, Ranks
-from fedloom.readings import Readings
+from fedloom.readings import Packed, Readings, pack
 from fedloom.schedule import Schedule, constant
 from fedloom.transforms.base import Transform
 from fedloom.types import ClientReport, Cohort, Info, Needs, Params, Report, State
@@ -103,15 +103,23 @@ class Algorithm:
         return after.params, after.state, after.report()
 
     def open(
-        self, params: Params, state: State, needs: Needs = "meta", *, trusting: bool = False, ranks: Ranks = ALONE
+        self,
+        params: Params,
+        state: State,
+        needs: Needs = "meta",
+        *,
+        trusting: bool = False,
+        ranks: Ranks = ALONE,
+        shortcut: Shortcut | None = None,
     ) -> Intake:
         """`apply` for those who run many rounds: chunks are handed in as they come, the report is read later.
 
         `trusting` waits for no device: finite rows are taken for granted, and `After.sound` tells whether they were.
+        A `shortcut` may then do the server's work.
         """
         totals = self.memory is not None and self.memory.sums_updates
         rule = Rule(self.upload, self.combine, needs, totals, trusting, ranks)
-        return Intake(self, Aggregation(params, state, rule))
+        return Intake(self, Aggregation(params, state, rule), shortcut if trusting else None)
 
     def __repr__(self) -> str:
         slots = ", ".join(f"{name}={getattr(self, name)!r}" for name in SLOTS if getattr(self, name) is not None)
@@ -121,39 +129,72 @@ class Algorithm:
 class Intake:
     """A round that is open: chunks go in, `close` takes the server step."""
 
-    def __init__(self, algorithm: Algorithm, aggregation: Aggregation) -> None:
-        self.algorithm, self.aggregation = algorithm, aggregation
+    def __init__(self, algorithm: Algorithm, aggregation: Aggregation, shortcut: Shortcut | None = None) -> None:
+        self.algorithm, self.aggregation, self.shortcut = algorithm, aggregation, shortcut
+        self.waiting: list[tuple[Cohort, int]] = []  # the first chunk, which may be the only one
 
     def take(self, chunk: Cohort, lane: int = 0) -> None:
         if self.algorithm.memory is not None:
             require(chunk, self.algorithm.name, self.algorithm.memory.sends)
-        self.aggregation.take(chunk, lane)
+        first = not self.aggregation.ids
+        self._add_waiting()
+        self.waiting = [(block, lane) for block in self.aggregation.admit(chunk)]
+        if self.shortcut is None or not first:
+            self._add_waiting()
+
+    def _add_waiting(self) -> None:
+        for block, lane in self.waiting:
+            self.aggregation.add(block, lane)
+        self.waiting = []
 
     def close(self, also: Mapping[str, Tensor] | None = None) -> After:
         """The server step. `also`: what else is to be read with the round's numbers, under its names."""
-        params, state = self.aggregation.params, self.aggregation.state
-        algorithm, memory = self.algorithm, self.algorithm.memory
+        params, state, rule = self.aggregation.params, self.aggregation.state, self.aggregation.rule
+        if self.shortcut is not None and len(self.waiting) == 1:
+            [(block, _)] = self.waiting
+            outcome = self.shortcut(self.algorithm, rule, params, state, block, also or {})
+            if outcome is not None:
+                return After(outcome, state.round + 1, self.aggregation.roster())
+        self._add_waiting()
         got = self.aggregation.finish()
-        if not got.admitted:
-            nothing = {"pseudo_gradient_norm": 0.0, "mean_update_norm": 0.0, "cosine": got.cosine}
-            return After(params, state, got, nothing, also)
+        outcome = server_step(self.algorithm, params, state, got, also or {})
+        return After(outcome, state.round + bool(got.admitted), got)
 
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a server step leaves: the state still has the number of the round before it."""
+
+    params: Params
+    state: State
+    told: Packed
+
+
+Shortcut: TypeAlias = Callable[[Algorithm, Rule, Params, State, Cohort, Mapping[str, Tensor]], Outcome | None]
+"""The server's side of a round whose cohort comes in one chunk, all of it admitted; None where it cannot be taken."""
+
+
+def server_step(
+    algorithm: Algorithm, params: Params, state: State, got: Aggregate, also: Mapping[str, Tensor]
+) -> Outcome:
+    """Parameters and state after the round; as they were where nobody was admitted."""
+    memory = algorithm.memory
+    numbers: dict[str, float | Tensor] = {
+        "pseudo_gradient_norm": 0.0,
+        "mean_update_norm": got.mean_norm,
+        "cosine": got.cosine,
+    }
+    if got.admitted:
         info = Info(state.round, got.gradient, got.admitted, state.population, got.squares, got.extra)
         x = _exact(params)
         step, server, info = algorithm.server.update(got.gradient, state.server, x, info)
         shared = state.memory
         if memory is not None and memory.settle is not None:
             shared = memory.settle(shared, got.extra, state.population)
-        numbers = {
-            "pseudo_gradient_norm": tree.norm(got.gradient),
-            "mean_update_norm": got.mean_norm,
-            "cosine": got.cosine,
-            **algorithm.upload.report(state.upload, got.notes),
-            **info.notes,
-        }
+        numbers["pseudo_gradient_norm"] = tree.norm(got.gradient)
+        numbers |= {**algorithm.upload.report(state.upload, got.notes), **info.notes}
         state = dataclasses.replace(
             state,
-            round=state.round + 1,
             buffers=got.buffers or state.buffers,
             server=server,
             combine=got.combine,
@@ -161,29 +202,24 @@ class Intake:
             memory=shared,
         )
         differences = torch._foreach_sub([x[name] for name in params], [step[name] for name in params])
-        moved = {name: d.to(leaf.dtype) for (name, leaf), d in zip(params.items(), differences, strict=True)}
-        return After(moved, state, got, numbers, also)
+        params = {name: d.to(leaf.dtype) for (name, leaf), d in zip(params.items(), differences, strict=True)}
+    values = {f"number/{name}": value for name, value in numbers.items()}
+    values |= {f"column/{name}": column for name, column in got.columns.items()}
+    values |= {f"also/{name}": value for name, value in also.items()}
+    values["leaves"] = torch.stack(torch._foreach_norm(list(params.values()), torch.inf))
+    if got.finite is not None:
+        values["finite"] = got.finite
+    return Outcome(params, state, pack(values))
 
 
 class After:
     """What a round leaves: parameters and state at once, its numbers when they are read."""
 
-    def __init__(
-        self,
-        params: Params,
-        state: State,
-        got: Aggregate,
-        numbers: Mapping[str, float | Tensor],
-        also: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        self.params, self.state, self._got = params, state, got
-        values = {f"number/{name}": value for name, value in numbers.items()}
-        values |= {f"column/{name}": column for name, column in got.columns.items()}
-        values |= {f"also/{name}": value for name, value in (also or {}).items()}
-        values["leaves"] = torch.stack(torch._foreach_norm(list(params.values()), torch.inf))
-        if got.finite is not None:
-            values["finite"] = got.finite
-        self.readings = Readings(values)
+    def __init__(self, outcome: Outcome, round: int, got: Aggregate) -> None:
+        self.params, self.state = outcome.params, outcome.state
+        if round != outcome.state.round:  # a void round leaves the very same state
+            self.state = dataclasses.replace(outcome.state, round=round)
+        self._got, self.readings = got, Readings(outcome.told)
 
     @property
     def sound(self) -> bool:

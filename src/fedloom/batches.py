@@ -67,9 +67,17 @@ class Plan:
 
 
 def plan(
-    data: FederatedData, clients: Tensor, batching: Batching, seed: int, round: int, purpose: str = "batches"
+    data: FederatedData,
+    clients: Tensor,
+    batching: Batching,
+    seed: int | Sequence[int],
+    round: int,
+    purpose: str = "batches",
 ) -> Plan:
-    """Every epoch is a fresh permutation of the client's rows, cut into batches, the short last one kept."""
+    """Every epoch is a fresh permutation of the client's rows, cut into batches, the short last one kept.
+
+    The seed is that of the run, or one for each client where several runs are planned at once.
+    """
     offsets = data.host_offsets
     starts = offsets[clients]
     rows = offsets[clients + 1] - starts

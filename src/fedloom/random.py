@@ -6,8 +6,9 @@ resumed or re-ordered run needs nothing saved to go on with the same draws.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from hashlib import blake2b
 
 import numpy as np
@@ -56,17 +57,31 @@ def _mix_int(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def key(seed: int, round: int, client: int | Tensor, purpose: str) -> Tensor:
+def key(seed: int | Sequence[int], round: int, client: int | Tensor, purpose: str) -> Tensor:
     """An int64 key, one per client asked for; `purpose` keeps batch order, dropout and sampling apart.
+
+    A seed for each client, where they belong to different runs, gives each the key of its run.
 
     >>> key(0, 3, torch.tensor([5, 6]), "batches").equal(key(0, 3, torch.tensor([5, 6]), "batches"))
     True
     """
-    word = int.from_bytes(blake2b(purpose.encode(), digest_size=8).digest(), "little")
-    state = _mix_int(_mix_int(_mix_int(seed + _GOLDEN) + word) + round)
-    if isinstance(client, int):
-        return torch.tensor(_signed(_mix_int(state + _mix_int(client + _GOLDEN))))
-    return _mix(_mix(client.to(torch.int64) + _GOLDEN) + _signed(state))
+    if isinstance(seed, int):
+        state = _state(seed, round, purpose)
+        if isinstance(client, int):
+            return torch.tensor(_signed(_mix_int(state + _mix_int(client + _GOLDEN))))
+        return _mix(_mix(client.to(torch.int64) + _GOLDEN) + _signed(state))
+    states = {each: _signed(_state(each, round, purpose)) for each in set(seed)}
+    own = torch.tensor([states[each] for each in seed])
+    return _mix(_mix(torch.as_tensor(client, dtype=torch.int64) + _GOLDEN) + own)
+
+
+def _state(seed: int, round: int, purpose: str) -> int:
+    return _mix_int(_mix_int(_mix_int(seed + _GOLDEN) + _word(purpose)) + round)
+
+
+@cache
+def _word(purpose: str) -> int:
+    return int.from_bytes(blake2b(purpose.encode(), digest_size=8).digest(), "little")
 
 
 def bits(keys: Tensor, count: int) -> Tensor:

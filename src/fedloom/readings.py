@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
+@dataclass(frozen=True)
+class Packed:
+    """Named values in one piece: those on a device as one float64 vector, ready for the journey."""
+
+    names: list[str]
+    flat: Tensor | None
+    shapes: dict[str, torch.Size]  # of what lies in `flat`, in its order
+    here: dict[str, Tensor | float]  # what is on the host already
+
+
+def pack(values: Mapping[str, Tensor | float]) -> Packed:
+    away = {name: value for name, value in values.items() if isinstance(value, Tensor) and value.is_cuda}
+    here = {name: value for name, value in values.items() if name not in away}
+    flat = torch.cat([value.detach().to(torch.float64).flatten() for value in away.values()]) if away else None
+    return Packed(list(values), flat, {name: value.shape for name, value in away.items()}, here)
+
+
 class Readings:
     """Tensors by name, as float64 on the host once `read` is called."""
 
-    def __init__(self, values: Mapping[str, Tensor | float]) -> None:
-        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor) and value.is_cuda}
-        self._here = {name: value for name, value in values.items() if name not in tensors}
-        self._shapes = {name: value.shape for name, value in tensors.items()}
-        self._order = list(values)
+    def __init__(self, packed: Packed) -> None:
+        self._packed = packed
         self._found: dict[str, Tensor] | None = None
         self._arrived: torch.cuda.Event | None = None
-        if tensors:
-            flat = torch.cat([value.detach().to(torch.float64).flatten() for value in tensors.values()])
-            self._host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
-            self._host.copy_(flat, non_blocking=True)
+        if packed.flat is not None:
+            self._host = torch.empty(packed.flat.shape, dtype=packed.flat.dtype, pin_memory=True)
+            self._host.copy_(packed.flat, non_blocking=True)
             self._arrived = torch.cuda.Event()
             self._arrived.record()
 
@@ -33,12 +47,12 @@ class Readings:
             self._arrived.synchronize()
         found: dict[str, Tensor] = {}
         start = 0
-        for name, shape in self._shapes.items():
+        for name, shape in self._packed.shapes.items():
             found[name] = self._host[start : start + shape.numel()].reshape(shape)
             start += shape.numel()
-        for name, value in self._here.items():
+        for name, value in self._packed.here.items():
             found[name] = torch.as_tensor(value, dtype=torch.float64)
-        self._found = {name: found[name] for name in self._order}
+        self._found = {name: found[name] for name in self._packed.names}
         return self._found
 
 

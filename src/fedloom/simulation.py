@@ -30,6 +30,7 @@ from fedloom.ranks import Ranks, current, local_device
 from fedloom.records import Records
 from fedloom.rundir import CONFIG, RunDirectory
 from fedloom.sampling import Sampler, as_sampler, cohort_size
+from fedloom.server_graphs import ServerGraphs
 from fedloom.system import System
 from fedloom.task import Task
 from fedloom.trial import Round, Setup, Trial
@@ -181,6 +182,7 @@ def _run(
     job = Job(first.functional, first.algorithm, first.data, first.batching)
     if precision == "bfloat16":
         job = replace(job, functional=replace(job.functional, compute=torch.bfloat16))
+    shortcut = ServerGraphs() if target.type == "cuda" and ranks.world == 1 else None
     trials = []
     with (
         tensor_float(target.type == "cuda" and precision != "highest"),
@@ -188,7 +190,7 @@ def _run(
     ):
         job, choice = resolve(job, executor, chunk, size, first.rounds, compile, ranks)
         for setup, given in zip(setups, runs, strict=True):
-            setup = replace(setup, draws=job.draws, callbacks=(shown, *setup.callbacks), ranks=ranks)
+            setup = replace(setup, draws=job.draws, callbacks=(shown, *setup.callbacks), ranks=ranks, shortcut=shortcut)
             history = History(
                 constants=setup.functional.constants,
                 names=setup.functional.names,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedloom import checkpoint, random, tree
 from fedloom.aggregate import gather_columns
-from fedloom.algorithm import After, Algorithm, Intake
+from fedloom.algorithm import After, Algorithm, Intake, Shortcut
 from fedloom.batches import Batching
 from fedloom.callbacks import Callback
 from fedloom.data.federated import FederatedData
@@ -60,6 +60,7 @@ class Setup:
     draws: bool = False
     recorded: Mapping[str, Any] = field(default_factory=dict)  # what was estimated for it
     ranks: Ranks = ALONE
+    shortcut: Shortcut | None = None  # for the server's side of a round that nobody waits for
 
     @property
     def most(self) -> float:
@@ -153,7 +154,9 @@ class Trial:
         work = self.through[drawn.clients]
         reports = system.reports(setup.draw_seed, t, drawn.clients, work, goal)
         x, state = self.x, self.state
-        intake = setup.algorithm.open(x, state, setup.needs, trusting=trusting, ranks=setup.ranks)
+        intake = setup.algorithm.open(
+            x, state, setup.needs, trusting=trusting, ranks=setup.ranks, shortcut=setup.shortcut
+        )
         shared = {name: leaf.to(x[name].dtype) for name, leaf in state.memory.items()}
         rates = setup.algorithm.client_rates
         assignment = Assignment(setup.seed, t, state.round, setup.data, x, state.buffers, shared, self.rows, rates)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -202,7 +203,7 @@ def _stacked(job: Job, parts: Sequence[Part]) -> Stack:
     if job.algorithm.memory is not None:
         row = _joined([part.assignment.rows.gather(part.clients.tolist(), first.params) for part in parts])
     several = len(parts) > 1
-    anchor = _joined([_repeat(run.params, size) for run, size in sized]) if several else first.params
+    anchor = carry["params"] if several else first.params
     shared = _joined([_repeat(run.shared, size) for run, size in sized]) if several else first.shared
     rates = [run.rates.rate(run.server_round) for run, size in sized for _ in range(size)]
     rate = to_device(torch.tensor(rates, dtype=torch.float64), carry["loss"].device)
@@ -222,10 +223,13 @@ def _planned(job: Job, parts: Sequence[Part], stack: Stack, whole: bool) -> Stac
     batching, purpose = job.batching, "batches"
     if whole:
         batching, purpose = Batching(batch_size=batching.batch_size, drop_last=batching.drop_last), "gradient"
-    plans = [
-        plan(part.assignment.data, part.clients, batching, part.assignment.seed, part.assignment.round, purpose)
-        for part in parts
-    ]
+    plans = []
+    for _, group in groupby(parts, key=lambda part: id(part.assignment.data)):
+        alike = list(group)
+        first = alike[0].assignment
+        seeds = [part.assignment.seed for part in alike for _ in range(len(part.clients))]
+        clients = torch.cat([part.clients for part in alike])
+        plans.append(plan(first.data, clients, batching, seeds, first.round, purpose))
     made = joined(plans)
     if job.two_rows and bool((alone := (made.sizes == 1).any(1)).any()):
         raise _needs_two_rows(int(made.clients[alone][0]), stack.t)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from textwrap import shorten
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,24 +24,10 @@ from fedloom.data.federated import Features, take
 from fedloom.errors import FedloomError
 from fedloom.executors.job import Job, Stack
 from fedloom.executors.vectorized import client_axes, client_step, eager, where_at_work
+from fedloom.graphs import NoRound, captured
 from fedloom.local import Carry
 
 Step = Callable[..., Carry]
-
-
-class Untraceable(RuntimeError):
-    """The step's Python depends on something that is not an input."""
-
-
-class _NoRound:
-    """Stands for the number of the round while a step is traced: whoever reads it would have it fixed for ever."""
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise Untraceable("a transform reads the number of the round")
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __floordiv__ = __mod__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __int__ = __float__ = __index__ = __bool__ = _refuse
-    __pow__ = __rpow__ = __neg__ = __hash__ = __str__ = __repr__ = __format__ = _refuse
 
 
 @dataclass(frozen=True)
@@ -106,7 +92,7 @@ class Program:
 
             self.replay: Callable[[], Any] = advance
             if device.type == "cuda":
-                self.replay = _captured(self.replay)
+                self.replay = captured(self.replay)
             elif compiled:
                 self.replay()
         self.seconds = time.perf_counter() - began
@@ -216,7 +202,7 @@ def _take_step(
     batch: tuple[Features, Features] = take(fixed["x"], index), take(fixed["y"], index)
     mask = torch.arange(index.shape[1], device=index.device) < size[:, None] if masked else None
     fixed_job = replace(job, functional=replace(job.functional, constants=fixed["constants"]))
-    one = client_step(fixed_job, _NoRound(), s[0], step)  # type: ignore[arg-type]
+    one = client_step(fixed_job, NoRound(), s[0], step)  # type: ignore[arg-type]
     before, own = inputs["carry"], inputs["own"]
     with torch.enable_grad():
         after = torch.func.vmap(one, client_axes(axes, mask))(before, batch, mask, size, key, own)
@@ -243,17 +229,3 @@ def _hashes(node: torch.fx.Node) -> bool:
     """Whether it multiplies whole numbers by one so large that the product wraps around."""
     large = any(isinstance(part, int) and abs(part) > 2**30 for part in node.args)
     return node.target is torch.ops.aten.mul.Tensor and large
-
-
-def _captured(call: Callable[[], Any]) -> Callable[[], None]:
-    """The call as one launch."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):  # kernels are compiled and chosen, workspaces taken
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
@@ -95,18 +94,19 @@ def glad(beta: float = 0.9, gamma: float = 0.02, grouping: str = "group") -> Tra
     def init(params: Params) -> PartState:
         # 0 stands for "not seen yet": an indicator is never below 1
         names = ["all"] if universal else list(params)
-        return {"baseline": {name: torch.zeros((), dtype=torch.float64) for name in names}, "count": 0}
+        zero = torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
+        return {"baseline": {name: zero.clone() for name in names}, "count": zero.long()}
 
     def update(g: Params, state: PartState, params: Params, info: Info) -> tuple[Params, PartState, Info]:
         t = state["count"]
-        low, high = (1 - gamma * t, 1 + gamma * t) if t else (1.0, 1.0)  # inf * 0 would be NaN
+        room = torch.where(t > 0, gamma * t.double(), 0.0)  # inf * 0 would be NaN
         mean = {name: tree.total(leaf.double() ** 2) for name, leaf in g.items()}
         together = _indicator(tree.sum_leaves(info.squares.values()), tree.sum_leaves(mean.values()))
         each = {name: _indicator(info.squares[name], mean[name]) for name in g}
         indicators = {"all": together} if universal else each
         ratios, baseline = {}, {}
         for name, gsi in indicators.items():
-            ratios[name], baseline[name] = _ratio(gsi, state["baseline"][name], low, high, beta)
+            ratios[name], baseline[name] = _ratio(gsi, state["baseline"][name], room, beta)
         scaled = {name: leaf * ratios["all" if universal else name].to(leaf.dtype) for name, leaf in g.items()}
         notes: dict[str, float | Tensor] = {"gsi": together, **{f"gsi/{name}": gsi for name, gsi in each.items()}}
         notes["glad_ratio"] = torch.stack(list(ratios.values())).mean()
@@ -121,14 +121,14 @@ def _indicator(spread: Tensor, mean: Tensor) -> Tensor:
     return (spread / mean).sqrt().clamp(min=1.0)
 
 
-def _ratio(gsi: Tensor, baseline: Tensor, low: float, high: float, beta: float) -> tuple[Tensor, Tensor]:
-    """How far to scale a group, and its next baseline.
+def _ratio(gsi: Tensor, baseline: Tensor, room: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """How far to scale a group, by at most `room` up or down, and its next baseline.
 
     Of a frozen tensor (NaN) nothing is scaled and nothing learnt. Where the mean is zero (an infinite indicator), any
     ratio does, and an infinite baseline would outlive the round.
     """
     usual = torch.where(baseline == 0, gsi, baseline)
     known = gsi.isfinite()
-    extreme = torch.where(gsi.isnan(), 1.0, high if math.isfinite(high) else 1.0)
-    ratio = torch.where(known, (gsi / usual).clamp(low, high), extreme)
+    extreme = torch.where(gsi.isnan() | room.isinf(), 1.0, 1 + room)
+    ratio = torch.where(known, (gsi / usual).clamp(1 - room, 1 + room), extreme)
     return ratio, torch.where(known, beta * usual + (1 - beta) * gsi, baseline)

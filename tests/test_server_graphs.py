@@ -1,0 +1,153 @@
+"""The server's side of a round, recorded: the same bits as the ordinary way, and nothing of a round left in it.
+
+On a CPU the recorder is torch's tracer, which is as strict as a CUDA graph: a number that is read is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from algorithm_table import TABLE, Row, ready
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+import fedloom as fl
+from fedloom.algorithm import Algorithm, Outcome
+from fedloom.server_graphs import _PARTS, ServerGraphs, Work
+from fedloom.types import Cohort, Params, Report, State
+
+POPULATION = 12
+SHAPES = {"w": (5, 3), "b": (3,), "scale": ()}
+READS = ("fedadp-round", "fednova", "scheduled")
+"""Rules that read the number of the round, or the clients' steps: not to be recorded."""
+
+
+def traced(work: Work, places: list[Tensor], numbers: Tensor) -> Callable[[], Outcome]:
+    kept: list[Any] = []
+
+    def flat(places: list[Tensor], numbers: Tensor) -> list[Any]:
+        outcome = work(places, numbers)
+        parts = {name: getattr(outcome.state, name) for name in _PARTS}
+        leaves, structure = pytree.tree_flatten((outcome.params, parts, outcome.told.here))
+        kept[:] = [outcome, structure]
+        return leaves
+
+    program = make_fx(flat, tracing_mode="fake")(places, numbers)
+
+    def replay() -> Outcome:
+        outcome, structure = kept
+        params, parts, here = pytree.tree_unflatten(program(places, numbers), structure)
+        told = dataclasses.replace(outcome.told, here=here)
+        return Outcome(params, dataclasses.replace(outcome.state, **parts), told)
+
+    return replay
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def cohort(round: int, size: int = 4) -> Cohort:
+    ids = torch.randperm(POPULATION, generator=torch.Generator().manual_seed(round))[:size].sort().values
+    updates = {name: draw(100 * round + index, size, *shape) for index, (name, shape) in enumerate(SHAPES.items())}
+    return Cohort(
+        clients=ids,
+        examples=ids * 10 + 1,
+        updates=updates,
+        steps=ids + 1,
+        losses=draw(round, size).abs(),
+        extra={"control": {name: draw(7 + round, size, *shape) for name, shape in SHAPES.items()}},
+    )
+
+
+def play(algorithm: Algorithm, rounds: int, graphs: ServerGraphs | None) -> list[tuple[Params, State, Report]]:
+    params = {name: draw(index, *shape) for index, (name, shape) in enumerate(SHAPES.items())}
+    state, outcomes = algorithm.init(params, POPULATION), []
+    for t in range(rounds):
+        intake = algorithm.open(params, state, trusting=True, shortcut=graphs)
+        given = cohort(t)
+        intake.take(given)
+        after = intake.close({"loss": given.losses} if given.losses is not None else None)
+        assert after.sound
+        params, state = after.params, after.state
+        outcomes.append((params, state, after.report()))
+    return outcomes
+
+
+def same(one: Any, other: Any) -> None:
+    left, right = pytree.tree_leaves(one), pytree.tree_leaves(other)
+    for a, b in zip(left, right, strict=True):
+        if isinstance(a, Tensor):
+            assert torch.equal(torch.as_tensor(b, dtype=a.dtype).nan_to_num(), a.nan_to_num())
+        elif isinstance(a, float):
+            assert a == pytest.approx(b, rel=1e-15, nan_ok=True)
+        else:
+            assert a == b
+
+
+@pytest.mark.parametrize("row", TABLE, ids=[name for name, _ in TABLE])
+def test_the_recorded_step_is_the_ordinary_one(row: Row) -> None:
+    name, make = row
+    algorithm = ready(make)
+    graphs = ServerGraphs(traced)
+    expected, got = play(algorithm, 5, None), play(algorithm, 5, graphs)
+    for (params, state, report), (params_r, state_r, report_r) in zip(expected, got, strict=True):
+        same(params, params_r)
+        same([getattr(state, part) for part in _PARTS], [getattr(state_r, part) for part in _PARTS])
+        assert state.round == state_r.round
+        same(dict(report), dict(report_r))
+        same(dataclasses.astuple(report.clients), dataclasses.astuple(report_r.clients))
+    on_host = "clip" in name  # what clipping notes is on a CPU a Python number
+    if any(word in name for word in READS):
+        assert not graphs.made
+        assert graphs.refused or on_host
+    elif "from_torch" not in name and not on_host:
+        assert graphs.made
+        assert not graphs.refused
+
+
+def test_a_cohort_in_pieces_or_with_a_refused_row_goes_the_ordinary_way() -> None:
+    algorithm, graphs = fl.fedavgm(0.1), ServerGraphs(traced)
+    params = {name: draw(index, *shape) for index, (name, shape) in enumerate(SHAPES.items())}
+    state = algorithm.init(params, POPULATION)
+    whole = cohort(0)
+    for _ in range(3):
+        intake = algorithm.open(params, state, trusting=True, shortcut=graphs)
+        for rows in (slice(0, 2), slice(2, 4)):
+            updates = {name: leaf[rows] for name, leaf in whole.updates.items()}
+            intake.take(Cohort(whole.clients[rows], whole.examples[rows], updates))
+        pieces = intake.close()
+        twice = dataclasses.replace(whole, clients=whole.clients[[0, 1, 2, 2]], extra=None)
+        intake = algorithm.open(params, state, trusting=True, shortcut=graphs)
+        intake.take(twice)
+        refused = intake.close()
+    plain, _, _ = algorithm.apply(params, state, Cohort(whole.clients, whole.examples, whole.updates))
+    same(plain, pieces.params)
+    assert refused.report()["refused"] == 1
+    assert refused.state.round == 1
+
+
+def test_cohorts_that_are_never_alike_are_not_recorded_for_ever() -> None:
+    algorithm, graphs = fl.fedavg(0.1), ServerGraphs(traced)
+    params = {name: draw(index, *shape) for index, (name, shape) in enumerate(SHAPES.items())}
+    state = algorithm.init(params, POPULATION)
+    for size in [*range(1, 9), *range(1, 9)]:
+        intake = algorithm.open(params, state, trusting=True, shortcut=graphs)
+        intake.take(cohort(size, size))
+        expected, _, _ = algorithm.apply(params, state, cohort(size, size))
+        same(expected, intake.close().params)
+    assert len(graphs.made) == 4
+
+
+def test_a_number_on_the_host_is_never_recorded() -> None:
+    """Adaptive clipping begins with a Python number: another one is another program."""
+    algorithm = fl.replace(fl.fedavg(0.1), upload=fl.adaptive_clip(initial=0.4))
+    graphs = ServerGraphs(traced)
+    play(algorithm, 5, graphs)
+    norms = {round(report["clip_norm"], 12) for _, _, report in play(algorithm, 5, graphs)}
+    assert len(norms) == 5
