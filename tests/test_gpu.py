@@ -88,6 +88,7 @@ def test_samplers_draw_the_same_clients(sampler: str) -> None:
     assert distance(cpu, gpu) <= 1e-12
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # that it is a prototype
 def test_nobody_waits_for_the_device_within_a_round() -> None:
     """torch reports every call that makes the host wait; reading a round's numbers, late, is the one that may."""
     rounds = []

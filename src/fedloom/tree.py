@@ -74,10 +74,6 @@ def norm(tree: Params) -> Tensor:
     >>> norm({"w": torch.tensor([3.0]), "b": torch.tensor([4.0])})
     tensor(5.)
     """
-    leaves = list(tree.values())
-    if leaves and leaves[0].is_cuda:  # in one launch
-        whole: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(leaves)))
-        return whole
     return dot(tree, tree).sqrt()
 
 

@@ -22,9 +22,13 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def leaves(module: nn.Module, clients: int = CLIENTS) -> Leaves:
-    """Each client's own parameters."""
+    """Each client's own parameters, of the size that keeps layers of any width out of saturation."""
     named = list(module.named_parameters())
-    return {name: draw(clients, *leaf.shape, seed=1 + k) for k, (name, leaf) in enumerate(named)}
+    widths = [leaf[0].numel() if leaf.dim() > 1 else 1 for _, leaf in named]
+    return {
+        name: draw(clients, *leaf.shape, seed=1 + k) / width**0.5
+        for k, ((name, leaf), width) in enumerate(zip(named, widths, strict=True))
+    }
 
 
 def outputs(result: Any) -> list[Tensor]:

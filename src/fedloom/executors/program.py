@@ -84,7 +84,7 @@ class Program:
             traced = make_fx(flat, tracing_mode="fake")(*given)
             read = [bool(node.users) for node in traced.graph.nodes if node.op == "placeholder"]
             self.read = {id(tensor) for tensor, used in zip(given, read, strict=True) if used}
-            call: Callable[..., Any] = _compiled(traced, given) if compiled else traced
+            call: Callable[..., Any] = _compiled(traced, given) if compiled else _in_place(traced)
 
             def advance() -> None:
                 call(*given)
@@ -229,3 +229,30 @@ def _hashes(node: torch.fx.Node) -> bool:
     """Whether it multiplies whole numbers by one so large that the product wraps around."""
     large = any(isinstance(part, int) and abs(part) > 2**30 for part in node.args)
     return node.target is torch.ops.aten.mul.Tensor and large
+
+
+_FRESH = (torch.ops.aten.mul.Tensor, torch.ops.aten.add.Tensor, torch.ops.aten.div.Tensor)
+
+
+def _in_place(traced: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """`place.copy_(place - step)` at the end of the program becomes `place -= step`: the same bits, one pass less."""
+    graph, aten = traced.graph, torch.ops.aten
+    for node in list(graph.nodes):
+        if node.target is not aten.copy_.default:
+            continue
+        place, value = node.args
+        if place.op != "placeholder" or value.target is not aten.sub.Tensor or len(value.users) != 1:
+            continue
+        before, step = value.args[:2]
+        # a step that is a result of its own shares no memory with any place
+        if before is not place or value.kwargs or getattr(step, "target", None) not in _FRESH:
+            continue
+        if step.meta["val"].dtype != place.meta["val"].dtype or step.meta["val"].shape != place.meta["val"].shape:
+            continue
+        with graph.inserting_before(node):
+            graph.call_function(aten.sub_.Tensor, (place, step))
+        graph.erase_node(node)
+        graph.erase_node(value)
+    graph.eliminate_dead_code()
+    traced.recompile()
+    return traced

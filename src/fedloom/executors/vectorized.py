@@ -6,6 +6,7 @@ rows see each other (batch norm) are never padded in rows: at each step, clients
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -49,6 +50,7 @@ class Vectorized:
                 yield from trained
                 return
             self.most = -(-count // 2)
+            gc.collect()  # what a half-made program held may be part of a cycle
             torch.cuda.empty_cache()
             self.halved(-(-count // 2))
         for half in _halves(parts, count // 2):
