@@ -16,7 +16,7 @@ import torch
 from fedloom import random
 from fedloom.algorithm import Algorithm
 from fedloom.batches import Batching
-from fedloom.callbacks import Callback
+from fedloom.callbacks import Callback, begin
 from fedloom.data.federated import FederatedData, count
 from fedloom.errors import Diverged, FedloomError, choose
 from fedloom.estimate import estimate_accumulator
@@ -196,6 +196,7 @@ def _run(
                 names=setup.functional.names,
                 resolved={**_resolved(job, choice, target, precision, ranks), **setup.recorded},
             )
+            begin(given["callbacks"], history.resolved)
             config = _config(given, setup) if given["config"] is None else given["config"]
             trials.append(_trial(setup, history, given, config))
         with random.generator_kept(job.draws):
@@ -373,6 +374,7 @@ def _resolved(job: Job, choice: Choice, target: torch.device, precision: str, ra
         "workers": choice.workers,
         "program": choice.program,
         "precision": precision,
+        "memory_mib": round((choice.memory + job.data.nbytes) / 2**20),  # an estimate
     }
 
 

@@ -64,6 +64,12 @@ class FederatedData:
         """The number of rows of every client, on the host."""
         return self.host_offsets.diff()
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that the rows take, test set included."""
+        parts = [self.x, self.y, *(self.test or ())]
+        return sum(leaf.numel() * leaf.element_size() for part in parts for _, leaf in named_leaves(part))
+
     def rows(self, client: int) -> Tensor:
         """The rows that `client` owns."""
         if not 0 <= client < self.population:

@@ -123,6 +123,8 @@ class Experiment(Section):
     chunk: Count | None = None
     device: Device | None = None
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    precision: Literal["high", "highest", "bfloat16"] = "high"
+    compile: Annotated[bool, Expected("true or false")] | None = None
     eval_every: Count | None = None
     evaluate_on: Annotated[
         list[Literal["test", "train", "clients"]], Expected("a list out of 'test', 'train' and 'clients'")
