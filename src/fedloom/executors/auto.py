@@ -18,7 +18,7 @@ from fedloom import random, tree
 from fedloom.data.federated import Features, named_leaves, take
 from fedloom.dropout import SeededDropout
 from fedloom.errors import FedloomError, choose
-from fedloom.executors.job import LANES, ONE_VALUE, Assignment, Executor, Job, Part, Runner, Trained
+from fedloom.executors.job import LANES, ONE_VALUE, Assignment, Executor, Job, Part, Trained
 from fedloom.executors.loop import loop
 from fedloom.executors.program import Program, Programs
 from fedloom.executors.vectorized import Vectorized, eager, vectorized
@@ -61,9 +61,12 @@ class Choice:
     def _make(self) -> Executor:
         if self.executor == "loop":
             return loop
-        return Vectorized(eager if self.program == "none" else self._programs(), self._halved)
+        if self.program == "none":
+            return Vectorized(eager, self._halved)
+        programs = self._programs()
+        return Vectorized(programs, self._halved, programs.forget)
 
-    def _programs(self) -> Runner:
+    def _programs(self) -> Programs:
         def made(program: Program) -> None:
             self.notes["program_seconds"] = self.notes.get("program_seconds", 0.0) + program.seconds
             self.notes["programs"] = self.notes.get("programs", 0) + 1

@@ -30,7 +30,7 @@ LANES = 8
 """Into how many lanes a cohort's chunks are dealt: up to that many processes share a round evenly."""
 
 PADDING = 0.2
-"""The share of steps that may be padding before a chunk is halved."""
+"""The share of steps that may be padding before chunks are made smaller."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ Runner = Callable[[Job, Stack, Callable[..., Carry]], Carry]
 def _chunk_size(steps: Tensor, most: int) -> int:
     """Clients in a chunk, at most so many: even, since a short last one would cost as much as a full one.
 
-    Where the longest client of a chunk keeps the others waiting for too long, chunks are halved, though a stack of few
-    clients is slow as well. `steps` ascend.
+    Where the longest client of a chunk keeps the others waiting for too long, there are more chunks, though a stack of
+    few clients is slow as well. `steps` ascend.
     """
     count = len(steps)
     chunks = -(-count // most)
@@ -125,7 +125,7 @@ def _chunk_size(steps: Tensor, most: int) -> int:
         taken = sum(int(part[-1]) * len(part) for part in steps.split(size))
         if size <= 32 or taken <= (1 + PADDING) * int(steps.sum()):
             return size
-        chunks *= 2
+        chunks += -(-chunks // 4)
 
 
 def cut(job: Job, assignment: Assignment, clients: Tensor, ranks: Ranks = ALONE) -> list[Part]:
@@ -141,7 +141,7 @@ def cut(job: Job, assignment: Assignment, clients: Tensor, ranks: Ranks = ALONE)
     steps, order = steps.sort(stable=True)
     chunks = clients[order].split(_chunk_size(steps, job.chunk))
     own = range(ranks.rank * lanes // ranks.world, (ranks.rank + 1) * lanes // ranks.world)
-    return [Part(assignment, chunk, lane) for lane in own for chunk in chunks[lane::lanes]]
+    return [Part(assignment, chunk.sort().values, lane) for lane in own for chunk in chunks[lane::lanes]]
 
 
 def train(job: Job, parts: Sequence[Part], run: Runner) -> Iterator[Trained]:
