@@ -61,7 +61,8 @@ def build_algorithm(spec: AlgorithmSection) -> Algorithm:
 def build_data(spec: DataSection, folder: Path | None = None, shelf: catalog.Shelf | None = None) -> FederatedData:
     """The data set, dealt to its clients; files are looked for in `folder` where one is given."""
     with _data_folder(folder):
-        return (shelf or catalog.Shelf()).load(spec.name, spec.partition, spec.clients, spec.seed, **spec.options())
+        load = catalog.load if shelf is None else shelf.load
+        return load(spec.name, spec.partition, spec.clients, spec.seed, **spec.options())
 
 
 def build_task(spec: ModelSection, data: FederatedData) -> Task:

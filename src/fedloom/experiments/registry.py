@@ -43,7 +43,10 @@ def find(id_or_path: str) -> Path | Traversable:
         raise FedloomError(f"{id_or_path}: expected an experiment file, got nothing there")
     known = experiments()
     if id_or_path not in known:
-        raise FedloomError(f"{choose('experiment', id_or_path, known)} (a file's name ends in .toml)")
+        got = str(choose("", id_or_path, known)).rpartition("; got ")[2]  # there are too many to list in a line
+        raise FedloomError(
+            f"experiment: expected an id that fedloom list shows, or a file that ends in .toml; got {got}"
+        )
     return known[id_or_path]
 
 
@@ -51,10 +54,9 @@ def find_study(id_or_path: str) -> Path | Traversable:
     """The file of a study."""
     file = find(id_or_path)
     if not is_study(contents(file)):
-        known = ", ".join(studies())
         raise FedloomError(
             f"{id_or_path}: expected a study of a paper's table or figure, got an experiment: "
-            f"fedloom run {id_or_path} runs it; studies are {known}"
+            f"fedloom run {id_or_path} runs it"
         )
     return file
 

@@ -29,8 +29,8 @@ DENSE = ("logistic", "mlp", "autoencoder", "tag_predictor")
 _NOT_THE_NUMBERS = {"title", "executor", "chunk", "device", "threads"}
 """Settings that another machine may have otherwise: a run made there is not made again."""
 
-TIMED = 3
-"""Rounds that are timed for an estimate, after one that is not."""
+TIMED, LONG = 3, 2.0
+"""Rounds that are timed for an estimate, after one that is not; fewer where that takes more than so many seconds."""
 
 
 def stacks(runs: Iterable[StudyRun]) -> list[list[StudyRun]]:
@@ -85,11 +85,16 @@ def train(
 def seconds_per_round(run: StudyRun, shelf: Shelf, data_folder: Path | None) -> float:
     """A round's time on this machine, from a few rounds of the run that leave nothing behind."""
     short = run.experiment.model_copy(update={"rounds": 1 + min(TIMED, run.experiment.rounds)})
-    trial = _trial(StudyRun(run.cell, run.seed, run.slug, short, None), shelf, data_folder)
+    timed: list[float] = []
+
+    def enough(record: Mapping[str, Any]) -> bool:
+        timed.extend([record["seconds"]] if record["round"] else [])
+        return sum(timed) > LONG
+
+    trial = _trial(StudyRun(run.cell, run.seed, run.slug, short, None), shelf, data_folder) | {"callbacks": [enough]}
     with threads(short.threads):
-        [history] = _simulate(short, [trial])
-    seconds = sorted(record["seconds"] for record in history.rounds[1:]) or [0.0]
-    return float(seconds[len(seconds) // 2])
+        _simulate(short, [trial])
+    return sorted(timed)[len(timed) // 2] if timed else 0.0
 
 
 def _trial(run: StudyRun, shelf: Shelf, data_folder: Path | None) -> dict[str, Any]:

@@ -160,7 +160,7 @@ class Study(Section):
         """The names of an axis's values; of `measure`, the measures'."""
         if axis == MEASURE:
             return [measure.name for measure in self.counted]
-        return list(next(each for each in self.axes if each.name == axis).settings())
+        return next(each for each in self.axes if each.name == axis).names()
 
 
 @dataclass(frozen=True)
@@ -311,7 +311,7 @@ def _check_names(study: Study) -> None:
     if MEASURE in axes:
         raise FedloomError(f"axes: expected another name than {MEASURE!r}, which the measures have")
     for axis in study.axes:
-        _check_different(f"axis {axis.name!r}, values", list(axis.settings()))
+        _check_different(f"axis {axis.name!r}, values", axis.names())
     every = [*axes, MEASURE] if study.facts is None else ["row", "column"]
     for place in ("rows", "columns"):
         _check_known(f"table.{place}", getattr(study.table, place), every)

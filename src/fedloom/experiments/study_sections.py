@@ -77,7 +77,11 @@ class Axis(Section):
         """What each value sets, by its name."""
         if isinstance(self.values, dict):
             return self.values
-        return {_named(value): {str(self.key): value} for value in self.values}
+        return {name: {str(self.key): value} for name, value in zip(self.names(), self.values, strict=True)}
+
+    def names(self) -> list[str]:
+        """The names of the values, in the file's order."""
+        return list(self.values) if isinstance(self.values, dict) else [_named(value) for value in self.values]
 
 
 def _named(value: Any) -> str:

@@ -12,6 +12,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -50,7 +51,7 @@ def study_figure(
     down = math.ceil(len(panels) / across)
     with mpl.rc_context(SMALL):
         size = (max(6.4, 4.6 * across), 1.3 + 3.3 * down)
-        figure = Figure(figsize=size, dpi=110, layout="constrained")
+        figure = Figure(figsize=size, dpi=110, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
         grid = figure.subplots(down, across, squeeze=False)
         for axes, panel in itertools.zip_longest(grid.flat, panels):
             if panel is None:

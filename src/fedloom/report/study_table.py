@@ -16,6 +16,8 @@ from fedloom.experiments.results import Key, Result, key
 from fedloom.experiments.study import Study
 from fedloom.experiments.study_sections import MEASURE, Cell, Measure
 
+WIDE = 160
+"""Characters that a table may take where there is no terminal to fit."""
 MATCH, MISS = "✓", "✗"
 
 
@@ -81,7 +83,7 @@ def study_table(
     lines = {key(result.cell): line(result, numbers.get(key(result.cell)), compared) for result in found}
     if across:
         table = _table(study, found, lines, down, across)
-        if _width(console, table) <= console.width:
+        if _width(console, table) <= (console.width if console.is_terminal else WIDE):
             return table
     return _table(study, found, lines, [*down, *across], [])
 
