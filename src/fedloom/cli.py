@@ -171,7 +171,7 @@ def list_(
     fedloom list --json
     """
     from fedloom.experiments import algorithm_sections, data_sections
-    from fedloom.experiments.registry import titles
+    from fedloom.experiments.registry import studies, titles
     from fedloom.models import MODELS
 
     if as_json:
@@ -189,7 +189,9 @@ def list_(
         for name, section in algorithm_sections.ALGORITHMS.items()
     }
     console = _console()
-    _columns(console, "experiments", titles())
+    known, papers = titles(), studies()
+    _columns(console, "experiments: fedloom run ID", {name: known[name] for name in known if name not in papers})
+    _columns(console, "the papers' tables and figures: fedloom reproduce ID", {name: known[name] for name in papers})
     _columns(console, "algorithms", {**algorithms, "fedglad": "around any of them: glad = true"})
     _columns(console, "datasets", data_sections.DATASETS)
     partitions = {

@@ -16,6 +16,7 @@ from fedloom.data.catalog import Shelf
 from fedloom.errors import FedloomError
 from fedloom.experiments import build, reproduce, stacks
 from fedloom.experiments.study import Study, StudyRun, read_study, runs
+from fedloom.experiments.study_report import command
 from fedloom.records import SETTLED
 
 TEXT = """
@@ -315,4 +316,4 @@ def test_the_commands(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         cli.main(["reproduce", "tiny.toml", "--scale", "tiny"])
     assert stop.value.code == 2 and "scale: expected one of full, smoke; got 'tiny'" in capsys.readouterr().err
     again = read_study(Path("runs/tiny-full/config.toml"))
-    assert again.overrides == {"seeds": [0]} and reproduce.command(again).endswith("'experiment.seeds=[0]'")
+    assert again.overrides == {"seeds": [0]} and command(again).endswith("'experiment.seeds=[0]'")

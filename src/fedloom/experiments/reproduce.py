@@ -6,13 +6,9 @@ Runs that are finished are not run again: the same command goes on where it was 
 from __future__ import annotations
 
 import json
-import platform
-import shlex
-import subprocess
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from textwrap import shorten
@@ -28,6 +24,7 @@ from fedloom.experiments.published import Published, conflicts, match, matched, 
 from fedloom.experiments.results import Key, Result, kept, key, results
 from fedloom.experiments.runner import rounds_bar
 from fedloom.experiments.study import FULL, Study, StudyRun, runs
+from fedloom.experiments.study_report import beside_published, head, report
 from fedloom.rundir import CONFIG, write_json, write_whole
 
 RESULTS, FIGURE, CLOCK = "results.json", "figure.png", "clock.json"
@@ -64,11 +61,11 @@ def reproduce(
     beside = match(found, numbers)
     _print(study, found, beside, verdicts, console)
     _draw(study, outcomes, found, beside, out, console)
-    report = _report(study, found, beside, verdicts, outcomes)
-    report["seconds"] = _clock(out, 0.0) or time.perf_counter() - began
-    write_json(out / RESULTS, report)
+    told = report(study, found, beside, verdicts, outcomes)
+    told["seconds"] = _clock(out, 0.0) or time.perf_counter() - began
+    write_json(out / RESULTS, told)
     console.print(f"results: {out / RESULTS}", highlight=False, markup=False, soft_wrap=True)
-    return report
+    return told
 
 
 # Before it starts -----------------------------------------------------------------------------------------------------
@@ -151,9 +148,10 @@ def _run(study: Study, wanted: Sequence[StudyRun], out: Path, data_folder: Path 
     try:
         with rounds_bar(console, total) as bar:
             task = bar.task_ids[0]
-            bar.update(task, description="timing a few rounds")
-            guess = estimate(pile, data_folder)
-            _say(console)(f"estimated time on this machine: {duration(guess)} (from a few rounds of each kind of run)")
+            if not console.quiet:
+                bar.update(task, description="timing a few rounds")
+                guess = duration(estimate(pile, data_folder))
+                _say(console)(f"estimated time on this machine: {guess} (from a few rounds of each kind of run)")
 
             def watch(run: StudyRun, record: Mapping[str, Any]) -> None:
                 accuracy = record.get("test_accuracy")
@@ -245,17 +243,14 @@ def _print(
         print_table(console, study_table(study, found, beside, console, study.compared))
     if beside and study.compared:
         answers = [
-            matched(result.measure, result.measured, beside[key(result.cell)]) for result in _beside(found, beside)
+            matched(result.measure, result.measured, beside[key(result.cell)])
+            for result in beside_published(found, beside)
         ]
         decided = [answer for answer in answers if answer is not None]
         _say(console)(f"matched: {sum(decided)} of {len(decided)} published numbers")
     for verdict in verdicts:
         style = {True: "green", False: "red", None: ""}[verdict.holds]
         _say(console)(verdict.words(), style)
-
-
-def _beside(found: Sequence[Result], beside: Mapping[Key, Published]) -> list[Result]:
-    return [result for result in found if key(result.cell) in beside]
 
 
 def _draw(
@@ -275,100 +270,6 @@ def _draw(
         console.print(f"figure: {out / FIGURE}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _report(
-    study: Study,
-    found: Sequence[Result],
-    beside: Mapping[Key, Published],
-    verdicts: Sequence[Verdict],
-    outcomes: Sequence[tuple[StudyRun, Outcome]],
-) -> dict[str, Any]:
-    devices = sorted({outcome.device for _, outcome in outcomes})
-    return {
-        **_head(study, ", ".join(_device_words(device) for device in devices)),
-        "runs": len(outcomes),
-        "diverged": sum(outcome.diverged is not None for _, outcome in outcomes),
-        "measured": [
-            {
-                "cell": result.cell,
-                "measure": result.measure.name,
-                "value": result.measured.value,
-                "spread": result.measured.spread,
-                "values": list(result.measured.values),
-                "best": result.measured.best,
-                "diverged": result.measured.diverged,
-                **({"chosen": result.chosen} if result.chosen else {}),
-            }
-            for result in found
-        ],
-        "published": [
-            {
-                **beside[key(result.cell)].model_dump(),
-                "cell": result.cell,
-                "measure": result.measure.name,
-                "matched": matched(result.measure, result.measured, beside[key(result.cell)])
-                if study.compared
-                else None,
-            }
-            for result in _beside(found, beside)
-        ],
-        "claims": [
-            {"text": each.text, "holds": each.holds, "held": each.held, "of": each.of, "detail": each.detail}
-            for each in verdicts
-        ],
-    }
-
-
-def _head(study: Study, device: str) -> dict[str, Any]:
-    return {
-        "id": study.id,
-        "title": study.title,
-        "paper": study.paper,
-        "command": command(study),
-        "commit": commit(),
-        "device": device,
-        "scale": study.scale,
-        "compared": study.compared,
-        "stand_in": study.stand_in,
-        "conflicts": study.conflicts,
-        "versions": {name: version(name) for name in ("fedloom", "torch")} | {"python": platform.python_version()},
-    }
-
-
-def command(study: Study) -> str:
-    """The line that repeats it."""
-    words = ["fedloom", "reproduce", study.id, "--scale", study.scale]
-    for name, value in study.overrides.items():
-        shown = value if isinstance(value, str) else json.dumps(value)
-        words += ["--set", f"experiment.{name}={shown}"]
-    return shlex.join(words)
-
-
-def commit() -> str | None:
-    """The commit of the source tree this file is in; None where it is in none, or git is not there."""
-    here = Path(__file__).resolve()
-    git = ["git", "-C", str(here.parent)]
-    try:
-        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True, check=True, timeout=20)
-        told = subprocess.run(
-            [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=20,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return told.stdout.strip() or None
-
-
-def _device_words(device: str) -> str:
-    import torch
-
-    if device.startswith("cuda") and torch.cuda.is_available():
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    return device
-
-
 # Tables that train nothing --------------------------------------------------------------------------------------------
 
 
@@ -386,8 +287,8 @@ def _tell_facts(
     beside = {key(each.place): each for each in numbers}
     console.print()
     print_table(console, facts_table(found, beside))
-    report = {
-        **_head(study, "cpu"),
+    told = {
+        **head(study, "cpu"),
         "measured": [{"cell": fact.cell, "value": fact.value, "why": fact.why} for fact in found],
         "published": [
             {"cell": fact.cell, "value": beside[key(fact.cell)].value, "matched": same(fact, beside[key(fact.cell)])}
@@ -397,6 +298,6 @@ def _tell_facts(
         "claims": [],
         "seconds": time.perf_counter() - began,
     }
-    write_json(out / RESULTS, report)
+    write_json(out / RESULTS, told)
     console.print(f"results: {out / RESULTS}", highlight=False, markup=False, soft_wrap=True)
-    return report
+    return told

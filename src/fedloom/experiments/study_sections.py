@@ -228,16 +228,22 @@ class TableSection(Section):
 class FigureSection(Section):
     """The picture: `curves` of a metric against `x`; `lines` or `bars` of a measure against an axis.
 
-    There is a panel for every value of `panels`, and in it a line or a colour for every value of `lines`.
+    There is a panel for every value of `panels`, and of every metric where there are several, and in it a line or a
+    colour for every value of `lines`. `running` draws the best value so far.
     """
 
     kind: Literal["curves", "lines", "bars"]
-    metric: Text = "test_accuracy"
+    metric: Annotated[Text | list[Text], Expected("the name of a metric, or a list of them")] = "test_accuracy"
+    running: Literal["highest", "lowest"] | None = None
     measure: Text | None = None
     x: Text = "round"
     panels: Names = Field(default_factory=list)
     lines: Names = Field(default_factory=list)
     logarithmic: Annotated[bool, Expected("true or false")] = False
+
+    @property
+    def metrics(self) -> list[str]:
+        return [self.metric] if isinstance(self.metric, str) else self.metric
 
 
 class Scale(Section):

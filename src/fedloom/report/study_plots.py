@@ -44,7 +44,8 @@ def study_figure(
         found = [result for result in found if measure is not None and result.measure.name == measure.name]
         found = [Result(without(result.cell, [MEASURE]), result.measure, result.measured) for result in found]
     places = [cell for cell, _ in curves]
-    panels = _values(study, wanted.panels, places)
+    metrics = wanted.metrics if wanted.kind == "curves" else wanted.metrics[:1]
+    panels = [(metric, panel) for metric in metrics for panel in _values(study, wanted.panels, places)]
     lines = _values(study, _line_axes(study, wanted), places)
     colours = {key(line): _look(index) for index, line in enumerate(lines)}
     across = min(3, len(panels)) if len(panels) != 4 else 2
@@ -53,15 +54,14 @@ def study_figure(
         size = (max(6.4, 4.6 * across), 1.3 + 3.3 * down)
         figure = Figure(figsize=size, dpi=110, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
         grid = figure.subplots(down, across, squeeze=False)
-        for axes, panel in itertools.zip_longest(grid.flat, panels):
-            if panel is None:
-                axes.set_axis_off()
-                continue
+        for axes in grid.flat[len(panels) :]:
+            axes.set_axis_off()
+        for axes, (metric, panel) in zip(grid.flat, panels, strict=False):
             axes.set_title(", ".join(panel.values()))
             axes.grid(axis="y", color=FAINT, linewidth=0.8)
             axes.set_axisbelow(True)
             if wanted.kind == "curves":
-                _draw_curves(axes, wanted, panel, lines, colours, curves)
+                _draw_curves(axes, wanted, metric, panel, lines, colours, curves)
             else:
                 assert measure is not None
                 _draw_measure(axes, study, wanted, measure, panel, lines, colours, found, numbers)
@@ -105,6 +105,7 @@ def _handle(line: Cell, look: tuple[str, Any]) -> Line2D:
 def _draw_curves(
     axes: Axes,
     wanted: FigureSection,
+    metric: str,
     panel: Cell,
     lines: Sequence[Cell],
     colours: Mapping[Key, tuple[str, Any]],
@@ -115,22 +116,25 @@ def _draw_curves(
     for line in lines:
         runs = [each for cell, outcomes in curves if (panel | line).items() <= cell.items() for each in outcomes]
         targets |= {each.target for each in runs}
-        at, values = _aligned(runs, wanted.x, wanted.metric)
+        at, values = _aligned(runs, wanted.x, metric)
         if not at.size:
             continue
+        if wanted.running is not None:
+            so_far = np.maximum if wanted.running == "highest" else np.minimum
+            values = so_far.accumulate(values, axis=1)
         colour, dash = colours[key(line)]
         axes.fill_between(at, values.min(0), values.max(0), color=colour, alpha=0.13, linewidth=0)
         marker = "o" if at.size == 1 else None
         axes.plot(at, values.mean(0), color=colour, linestyle=dash, linewidth=1.8, marker=marker)
-    if len(targets) == 1 and (target := targets.pop()) is not None and wanted.metric == "test_accuracy":
+    if len(targets) == 1 and (target := targets.pop()) is not None and metric == "test_accuracy":
         axes.axhline(target, color="#888888", linewidth=1, linestyle=(0, (4, 3)))
     axes.set_xlabel(wanted.x.replace("_", " "))
-    axes.set_ylabel(wanted.metric.replace("_", " "))
+    axes.set_ylabel(metric.replace("_", " "))
     if wanted.x == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     if wanted.logarithmic:
         axes.set_yscale("log")
-    elif wanted.metric.endswith("accuracy"):
+    elif metric.endswith("accuracy"):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
