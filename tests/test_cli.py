@@ -63,7 +63,14 @@ def rounds(folder: Path) -> list[dict[str, Any]]:
 MISTAKES = [
     (["runn", "quickstart"], "got 'runn': did you mean 'run'?"),
     (["run"], "EXPERIMENT"),
-    (["run", "quickstrat"], "experiment: expected one of quickstart; got 'quickstrat': did you mean 'quickstart'?"),
+    (["run", "quickstrat"], "got 'quickstrat': did you mean 'quickstart'?"),
+    (["reproduce", "fedadp-table11"], "got 'fedadp-table11': did you mean 'fedadp-table1'?"),
+    (["reproduce", "quickstart"], "quickstart: expected a study of a paper's table or figure, got an experiment"),
+    (["reproduce", "fedadp-table1", "--scale", "smal"], "scale: expected one of full, short, smoke; got 'smal'"),
+    (
+        ["reproduce", "fedadp-table1", "--set", "experiment.rounds=0"],
+        "rounds: expected a whole number of at least 1, got 0",
+    ),
     (["run", "nowhere.toml"], "nowhere.toml: expected an experiment file, got nothing there"),
     (["run", "quickstart", "--ste", "rounds=3"], "No such option: --ste"),
     (["run", "quickstart", "--set", "rounds=none"], "rounds: expected a whole number of at least 1, got 'none'"),
@@ -78,7 +85,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "said"), [MISTAKES[i] for i in (0, 1, 4, 6, 7, 12)])
+@pytest.mark.parametrize(("arguments", "said"), [MISTAKES[i] for i in (0, 1, 8, 10, 11, 16)])
 def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(arguments: list[str], said: str, tmp_path: Path) -> None:
     done = program(*arguments, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -16,6 +16,8 @@ from fedloom.errors import Diverged, FedloomError, choose
 from fedloom.launched import by_torchrun
 
 if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
     from rich.console import Console
 
 MISTAKE, DIVERGED, INTERRUPTED = 2, 4, 130
@@ -48,6 +50,7 @@ def _top(
     fedloom run quickstart                     five algorithms on digits, a table and a picture
     fedloom run quickstart --set rounds=20     the same with a key changed
     fedloom run my.toml --out runs/mine        your own experiment
+    fedloom reproduce fedadp-table1            a paper's table, measured beside published
     fedloom list                               what there is to name in one
     fedloom bench                              how fast this machine is
     """
@@ -78,14 +81,18 @@ def run(
     fedloom run quickstart --set 'seeds=[0]' --set 'algorithms.*.client_lr=0.05'
     fedloom run my.toml --out runs/mine --executor loop
     """
-    from fedloom.experiments.registry import find
+    from fedloom.experiments.registry import contents, find
     from fedloom.experiments.schema import read
+    from fedloom.experiments.study import is_study
 
     overrides = list(settings or [])
     overrides += [f"{key}={value}" for key, value in (("executor", executor), ("device", device)) if value is not None]
-    wanted = read(find(experiment), overrides)
-    if data is not None and not data.is_dir():
-        raise FedloomError(f"--data: expected a folder, got {str(data)!r}, which is none")
+    file = find(experiment)
+    if is_study(contents(file)):
+        _reproduce(file, None, overrides, out, data, quiet)
+        return
+    wanted = read(file, overrides)
+    _check_data(data)
     if out is None and by_torchrun():
         raise FedloomError("--out: expected a folder that all ranks agree on, got none: name one")
     try:
@@ -94,6 +101,63 @@ def run(
         run_experiment(wanted, _free(wanted.name) if out is None else out, data, quiet)
     except KeyboardInterrupt as stop:
         _fail(str(stop) or "interrupted before the first round", INTERRUPTED)
+
+
+@app.command()
+def reproduce(
+    study: Annotated[
+        str,
+        typer.Argument(metavar="ID", help="A paper's table or figure (see `fedloom list`), or a study's TOML file."),
+    ],
+    scale: Annotated[
+        str | None, typer.Option(help="smoke (minutes on two cores), short, or full, which it is unless given.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a key in every cell, such as experiment.rounds=20."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write; runs/ID-SCALE unless given.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0, mps, ...")] = None,
+    data: Annotated[Path | None, typer.Option(help="Where data sets are looked for.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+) -> None:
+    """Run a paper's table or figure, and print what was measured beside what was published.
+
+    Interrupted, the same command goes on where it was.
+
+    \b
+    fedloom reproduce fedadp-table1 --scale smoke
+    fedloom reproduce fedadp-table1 --scale short --out runs/table1
+    fedloom reproduce fedadp-table1 --device cuda --set 'experiment.seeds=[0]'
+    """
+    from fedloom.experiments.registry import find_study
+
+    overrides = [*(settings or []), *([f"device={device}"] if device is not None else [])]
+    _reproduce(find_study(study), scale, overrides, out, data, quiet)
+
+
+def _reproduce(
+    file: Path | Traversable, scale: str | None, overrides: list[str], out: Path | None, data: Path | None, quiet: bool
+) -> None:
+    from fedloom.experiments.study import read_study, runs
+
+    wanted = read_study(file, overrides, scale)
+    if wanted.facts is None:
+        runs(wanted)  # a mistake in a cell is told before anything heavy is loaded
+    _check_data(data)
+    if by_torchrun():
+        raise FedloomError("reproduce: expected a single process, got a rank of several: start it without torchrun")
+    try:
+        from fedloom.experiments.reproduce import reproduce as run_study
+
+        run_study(wanted, out or Path("runs") / f"{wanted.id}-{wanted.scale}", file, data, quiet)
+    except KeyboardInterrupt as stop:
+        _fail(str(stop) or "interrupted before the first round", INTERRUPTED)
+
+
+def _check_data(folder: Path | None) -> None:
+    if folder is not None and not folder.is_dir():
+        raise FedloomError(f"--data: expected a folder, got {str(folder)!r}, which is none")
 
 
 @app.command(name="list")
@@ -107,7 +171,7 @@ def list_(
     fedloom list --json
     """
     from fedloom.experiments import algorithm_sections, data_sections
-    from fedloom.experiments.registry import titles
+    from fedloom.experiments.registry import studies, titles
     from fedloom.models import MODELS
 
     if as_json:
@@ -125,7 +189,9 @@ def list_(
         for name, section in algorithm_sections.ALGORITHMS.items()
     }
     console = _console()
-    _columns(console, "experiments", titles())
+    known, papers = titles(), studies()
+    _columns(console, "experiments: fedloom run ID", {name: known[name] for name in known if name not in papers})
+    _columns(console, "the papers' tables and figures: fedloom reproduce ID", {name: known[name] for name in papers})
     _columns(console, "algorithms", {**algorithms, "fedglad": "around any of them: glad = true"})
     _columns(console, "datasets", data_sections.DATASETS)
     partitions = {

@@ -343,18 +343,18 @@ def _setup(given: Mapping[str, Any], place: _Place) -> Setup:
 def _check_stackable(setups: Sequence[Setup]) -> None:
     """Runs in one stack have the same rows, and clients that differ in their rates alone."""
     first = setups[0]
-    expected = _client_work(first.algorithm)
+    expected = client_work(first.algorithm)
     for number, setup in enumerate(setups[1:], start=1):
         if setup.data.x is not first.data.x or setup.data.y is not first.data.y:
             raise FedloomError(f"simulate_trials trial {number}: expected the rows of trial 0's data, got others")
-        if (got := _client_work(setup.algorithm)) != expected:
+        if (got := client_work(setup.algorithm)) != expected:
             raise FedloomError(
                 f"simulate_trials trial {number}: expected clients that differ from trial 0's in their rate alone, "
                 f"{expected}; got {got}: run it by itself"
             )
 
 
-def _client_work(algorithm: Algorithm) -> str:
+def client_work(algorithm: Algorithm) -> str:
     """What clients do, up to the learning rate: names show every setting of a part."""
     client = repr(algorithm.client)
     if algorithm.client.rates is not None:

@@ -407,7 +407,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 # The built-in experiments ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", registry.experiments())
+@pytest.mark.parametrize("name", sorted({*registry.experiments()} - {*registry.studies()}))
 def test_built_in_experiments_are_sound(name: str) -> None:
     experiment = read(registry.find(name))
     assert experiment.name == name and experiment.title
@@ -416,7 +416,11 @@ def test_built_in_experiments_are_sound(name: str) -> None:
 
 
 def test_ids_are_not_used_twice() -> None:
-    files = list(Path(inspect.getfile(registry)).parent.rglob("*.toml"))
+    files = [
+        file
+        for file in Path(inspect.getfile(registry)).parent.rglob("*.toml")
+        if file.name not in registry.NOT_EXPERIMENTS
+    ]
     assert len(files) == len(registry.experiments()) >= 1
 
 
@@ -425,7 +429,8 @@ def test_find_takes_ids_and_paths(tmp_path: Path) -> None:
     file.write_text(TEXT)
     assert read(registry.find(str(file))).name == "small"
     with pytest.raises(
-        FedloomError, match=r"^experiment: expected one of .*got 'quikstart': did you mean 'quickstart'\?"
+        FedloomError,
+        match=r"^experiment: expected an id that fedloom list shows.*got 'quikstart': did you mean 'quickstart'\?",
     ):
         registry.find("quikstart")
     with pytest.raises(FedloomError, match=r"nowhere\.toml: expected an experiment file, got nothing there"):

@@ -120,29 +120,73 @@ def load(
     >>> data.population, data.examples.unique(), data.classes
     (100, tensor([14]), 10)
     """
-    if name not in READERS:
-        raise choose("load, name", name, READERS)
-    by_itself = partition is None and name in RELEASES and RELEASES[name].partition == "natural"
-    partition = partition or ("natural" if by_itself else "iid")
-    if partition not in partitioners.__all__:
-        raise choose(f"load({name!r}), partition", partition, partitioners.__all__)
-    own = options_of(name)
-    _check_options(f"load({name!r}, partition={partition!r})", partition, own, options)
-    source = READERS[name](**{option: options[option] for option in options if option in own})
-    if by_itself and source.owners is None:
-        partition = "iid"
-    rest = {option: options[option] for option in options if option not in own}
+    return Shelf().load(name, partition, clients, seed, **options)
+
+
+class Shelf:
+    """Data sets that are read once: every partition of the same rows has the tensors of the first.
+
+    That is what lets runs on different partitions be trials of one `simulate_trials`.
+
+    >>> shelf = Shelf()
+    >>> one, other = (shelf.load("digits", partition="iid", clients=10, seed=seed) for seed in (0, 1))
+    >>> one.x is other.x, one.test is other.test, one is shelf.load("digits", partition="iid", clients=10)
+    (True, True, True)
+    """
+
+    def __init__(self) -> None:
+        self._read: dict[str, tuple[Source, FederatedData]] = {}
+        self._dealt: dict[str, FederatedData] = {}
+
+    def load(
+        self, name: str, partition: str | None = None, clients: int | None = None, seed: int = 0, **options: Any
+    ) -> FederatedData:
+        """As `load`, from what was read before where that will do."""
+        if name not in READERS:
+            raise choose("load, name", name, READERS)
+        by_itself = partition is None and name in RELEASES and RELEASES[name].partition == "natural"
+        partition = partition or ("natural" if by_itself else "iid")
+        if partition not in partitioners.__all__:
+            raise choose(f"load({name!r}), partition", partition, partitioners.__all__)
+        own = options_of(name)
+        _check_options(f"load({name!r}, partition={partition!r})", partition, own, options)
+        given = {option: options[option] for option in options if option in own}
+        rest = {option: options[option] for option in options if option not in own}
+        rows = repr((name, sorted(given.items())))
+        dealt = repr((rows, partition, clients, seed, sorted(rest.items())))
+        if dealt not in self._dealt:
+            source, first = self._read.get(rows) or (READERS[name](**given), None)
+            data = _deal(
+                name, source, first, "iid" if by_itself and source.owners is None else partition, clients, seed, rest
+            )
+            self._read.setdefault(rows, (replace(source, x=None, test=(None, None)), data))
+            self._dealt[dealt] = data
+        return self._dealt[dealt]
+
+
+def _deal(
+    name: str,
+    source: Source,
+    first: FederatedData | None,
+    partition: str,
+    clients: int | None,
+    seed: int,
+    options: dict[str, Any],
+) -> FederatedData:
+    """The rows of the source dealt to clients; where `first` has them as tensors already, those are taken."""
     data = federate(
-        source.x,
-        source.y,
-        _parts(name, source, partition, clients, seed, rest),
-        test=source.test,
+        source.x if first is None else first.x,
+        source.y if first is None else first.y,
+        _parts(name, source, partition, clients, seed, options),
+        test=source.test if first is None else first.test,
         client_test=_client_test(source) if partition == "natural" else None,
         name=name,
         augment=source.augment,
     )
+    if first is not None:  # a tuple or a dict of tensors would be a new one
+        data = replace(data, x=first.x, y=first.y, test=first.test)
     if partition == "pachinko" and source.test_tree is not None:
-        data = replace(data, client_test=_test_clients(*source.test_tree, seed, rest))
+        data = replace(data, client_test=_test_clients(*source.test_tree, seed, options))
     return data if source.classes is None else replace(data, classes=source.classes)
 
 

@@ -17,14 +17,15 @@ from fedloom import algorithms, schedule, task, upload, weighting
 from fedloom.algorithm import Algorithm, replace
 from fedloom.data import catalog
 from fedloom.data.federated import FederatedData
+from fedloom.data.skew import label_counts
 from fedloom.errors import FedloomError, choose
 from fedloom.experiments.algorithm_sections import AlgorithmSection, TorchServer
 from fedloom.experiments.data_sections import DataSection
 from fedloom.experiments.model_sections import ModelSection
-from fedloom.experiments.schema import Doubling, SystemSection
+from fedloom.experiments.schema import Doubling, Experiment, SystemSection
 from fedloom.experiments.section import Section
 from fedloom.models import MODELS, penalty
-from fedloom.sampling import doubling
+from fedloom.sampling import Sampler, cohort_size, doubling, forced
 from fedloom.schedule import Rate
 from fedloom.system import System
 from fedloom.task import Task
@@ -57,10 +58,11 @@ def build_algorithm(spec: AlgorithmSection) -> Algorithm:
     return algorithms.fedglad(algorithm, **dict(spec.glad)) if spec.glad else algorithm
 
 
-def build_data(spec: DataSection, folder: Path | None = None) -> FederatedData:
+def build_data(spec: DataSection, folder: Path | None = None, shelf: catalog.Shelf | None = None) -> FederatedData:
     """The data set, dealt to its clients; files are looked for in `folder` where one is given."""
     with _data_folder(folder):
-        return catalog.load(spec.name, spec.partition, spec.clients, spec.seed, **spec.options())
+        load = catalog.load if shelf is None else shelf.load
+        return load(spec.name, spec.partition, spec.clients, spec.seed, **spec.options())
 
 
 def build_task(spec: ModelSection, data: FederatedData) -> Task:
@@ -74,6 +76,51 @@ def build_task(spec: ModelSection, data: FederatedData) -> Task:
 def build_cohort(cohort: int | float | Doubling) -> int | float | Callable[[int], int]:
     """A number as it is; a table becomes a function of the round."""
     return doubling(**dict(cohort)) if isinstance(cohort, Doubling) else cohort
+
+
+def build_sampler(experiment: Experiment, data: FederatedData) -> str | Sampler:
+    """The sampler's name, or, where rounds are forced, the sampler that knows their cohorts."""
+    if not experiment.forced:
+        return experiment.sampler
+    size = cohort_size(build_cohort(experiment.cohort), data.population)
+    cohorts = {each.round - 1: each.clients or _holders(data, each.label or 0, size) for each in experiment.forced}
+    return forced(experiment.sampler, cohorts)
+
+
+def _holders(data: FederatedData, label: int, size: int) -> list[int]:
+    """The clients with the largest share of one label, the larger of those that are equal."""
+    counts = label_counts(data)
+    if not 0 <= label < counts.shape[1]:
+        raise FedloomError(f"forced, label: expected 0 to {counts.shape[1] - 1}, got {label}")
+    shares = counts[:, label] / counts.sum(1).clip(min=1)
+    order = sorted(range(len(shares)), key=lambda client: (-shares[client], -counts[client, label], client))
+    return order[:size]
+
+
+def build_options(experiment: Experiment, data: FederatedData) -> dict[str, Any]:
+    """The keywords of `simulate` that an experiment of one run settles: not task, data and algorithm."""
+    return {
+        "rounds": experiment.rounds,
+        "cohort": build_cohort(experiment.cohort),
+        "epochs": experiment.epochs or 1,
+        "steps": experiment.steps,
+        "batch_size": experiment.batch_size,
+        "drop_last": experiment.drop_last,
+        "seed": experiment.seeds[0],
+        "sampling_seed": experiment.sampling_seed,
+        "sampler": build_sampler(experiment, data),
+        "executor": experiment.executor,
+        "chunk": experiment.chunk,
+        "compile": experiment.compile,
+        "precision": experiment.precision,
+        "device": experiment.device,
+        "dtype": getattr(torch, experiment.dtype),
+        "eval_every": experiment.eval_every,
+        "evaluate_on": experiment.evaluate_on,
+        "alignment": experiment.alignment,
+        "system": build_system(experiment.system),
+        "config": experiment.to_mapping(),
+    }
 
 
 def build_system(spec: SystemSection) -> System:

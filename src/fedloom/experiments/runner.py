@@ -103,7 +103,7 @@ def run_experiment(
             told.add(choice)
             console.print(choice, highlight=False, markup=False, soft_wrap=True)
 
-    with _threads(experiment.threads), _bar(console, len(runs) * experiment.rounds) as bar:
+    with threads(experiment.threads), rounds_bar(console, len(runs) * experiment.rounds) as bar:
         for index, (run, algorithm) in enumerate(zip(runs, algorithms, strict=True)):
             folder = out if len(runs) == 1 else out / run.slug
             seen: list[dict[str, Any]] = []
@@ -170,8 +170,6 @@ def _one(
     tell: Callable[[str], None],
 ) -> RunResult:
     """One run; its records are put in `seen` as they come, and `tell` is told how it is executed."""
-    import torch
-
     from fedloom.experiments import build
     from fedloom.simulation import simulate
 
@@ -182,29 +180,9 @@ def _one(
             task,
             data,
             algorithm,
-            rounds=experiment.rounds,
-            cohort=build.build_cohort(experiment.cohort),
-            epochs=experiment.epochs or 1,
-            steps=experiment.steps,
-            batch_size=experiment.batch_size,
-            drop_last=experiment.drop_last,
-            seed=run.seed,
-            sampling_seed=experiment.sampling_seed,
-            sampler=experiment.sampler,
-            executor=experiment.executor,
-            chunk=experiment.chunk,
-            compile=experiment.compile,
-            precision=experiment.precision,
-            device=experiment.device,
-            dtype=getattr(torch, experiment.dtype),
-            eval_every=experiment.eval_every,
-            evaluate_on=experiment.evaluate_on,
-            alignment=experiment.alignment,
-            system=build.build_system(experiment.system),
             callbacks=[_Watch(run, bar, seen, tell)],
             run_dir=folder,
-            config=experiment.to_mapping(),
-            progress=False,
+            **build.build_options(experiment, data),
         )
     except Diverged as error:
         seconds = sum(record["seconds"] for record in seen)
@@ -275,7 +253,7 @@ def _picture(
 
 
 @contextmanager
-def _bar(console: Console, total: int) -> Iterator[Progress]:
+def rounds_bar(console: Console, total: int) -> Iterator[Progress]:
     """One bar over all rounds of all runs, where there is a terminal to draw it on."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal or console.quiet) as bar:
@@ -284,7 +262,7 @@ def _bar(console: Console, total: int) -> Iterator[Progress]:
 
 
 @contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def threads(count: int | None) -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()

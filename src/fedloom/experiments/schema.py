@@ -89,6 +89,20 @@ class SystemSection(Section):
         return self
 
 
+class Forced(Section):
+    """A round whose cohort nobody draws: these clients, or those whose rows are most nearly all of one label."""
+
+    round: Annotated[int, Field(ge=1), Expected("a round, counted from 1")]
+    clients: Annotated[list[Seed], Expected("a list of clients")] = Field(default_factory=list)
+    label: Seed | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if bool(self.clients) == (self.label is not None):
+            raise mistake("a list of clients, or a label, and not both", "clients", self.clients)
+        return self
+
+
 Device = Annotated[
     str, Field(pattern=r"^(cpu|mps|(cuda|xpu)(:\d+)?)$"), Expected("'cpu', 'cuda', 'cuda:0', 'mps' or 'xpu'")
 ]
@@ -119,6 +133,7 @@ class Experiment(Section):
     ] = Field(default=[0])
     sampling_seed: Seed | None = None
     sampler: Literal["uniform", "multinomial", "attention", "poisson"] = "uniform"
+    forced: list[Forced] = Field(default_factory=list)
     executor: Literal["auto", "loop", "vectorized"] = "auto"
     chunk: Count | None = None
     device: Device | None = None
@@ -168,7 +183,7 @@ class Experiment(Section):
         ['fedglad-fedavg-seed0', 'fedglad-fedavg-seed1']
         """
         labels = _told_apart((part.title() for part in self.algorithms), " ({})")
-        folders = _told_apart((_slug(label) for label in labels), "-{}")
+        folders = _told_apart((slug(label) for label in labels), "-{}")
         return [
             RunSpec(label, seed, f"{folder}-seed{seed}", self._only(algorithm, label, seed))
             for algorithm, label, folder in zip(self.algorithms, labels, folders, strict=True)
@@ -212,13 +227,13 @@ def read(source: Path | Traversable | str, overrides: Iterable[str] = ()) -> Exp
     if isinstance(source, str):
         name, text = "", source
     else:
-        name, text = source.name, _text(source)
-    table = _parse(name, text)
-    given = [_override(table, override) for override in overrides]
+        name, text = source.name, text_of(source)
+    table = parse(name, text)
+    given = [put_override(table, override) for override in overrides]
     try:
         return Experiment.model_validate(table)
     except ValidationError as error:
-        path, message = _told(error.errors(include_url=False)[0], table)
+        path, message = told(error.errors(include_url=False)[0], table)
         if any(_matches(pattern, path) for pattern in given):
             raise FedloomError(message) from None
         if given and "unknown key" in message:
@@ -226,7 +241,7 @@ def read(source: Path | Traversable | str, overrides: Iterable[str] = ()) -> Exp
         raise FedloomError(f"{name}: {message}" if name else message) from None
 
 
-def _text(source: Path | Traversable) -> str:
+def text_of(source: Path | Traversable) -> str:
     try:
         return source.read_bytes().decode()
     except FileNotFoundError:
@@ -237,7 +252,7 @@ def _text(source: Path | Traversable) -> str:
         raise FedloomError(f"{source}: expected UTF-8 text, got byte {error.start} of another encoding") from None
 
 
-def _parse(name: str, text: str) -> dict[str, Any]:
+def parse(name: str, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -247,7 +262,7 @@ def _parse(name: str, text: str) -> dict[str, Any]:
 # Overrides ------------------------------------------------------------------------------------------------------------
 
 
-def _override(table: dict[str, Any], override: str) -> list[str]:
+def put_override(table: dict[str, Any], override: str) -> list[str]:
     """Put one `a.b=c` into the table; returns its path."""
     key, equals, value = override.partition("=")
     path = [part.strip() for part in key.split(".")]
@@ -258,9 +273,9 @@ def _override(table: dict[str, Any], override: str) -> list[str]:
             if not value.strip():
                 raise FedloomError(f"--set {key}: expected a value, got none: only a key of a table can be taken out")
             for index in _indices(place, path[-1], key):
-                place[index] = _value(value.strip())
+                place[index] = value_of(value.strip())
         elif value.strip():
-            place[path[-1]] = _value(value.strip())
+            place[path[-1]] = value_of(value.strip())
         else:
             place.pop(path[-1], None)
     return path
@@ -269,7 +284,7 @@ def _override(table: dict[str, Any], override: str) -> list[str]:
 def _places(node: Any, path: list[str], key: str) -> list[Any]:
     """The tables or lists that a path leads to; tables on the way are made where there are none."""
     if not isinstance(node, dict | list):
-        raise FedloomError(f"--set {key}: expected a table to hold it, got {_show(node)} there")
+        raise FedloomError(f"--set {key}: expected a table to hold it, got {shown(node)} there")
     if not path:
         return [node]
     first, *rest = path
@@ -286,7 +301,7 @@ def _indices(place: list[Any], part: str, key: str) -> Iterable[int]:
     return [int(part)]
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
     """A TOML value, or the text itself where it is none."""
     try:
         table = tomllib.loads(f"value = {text}")
@@ -304,7 +319,7 @@ def _matches(pattern: list[str], path: list[Key]) -> bool:
 _PLAIN = re.compile(r"[\w-]+")
 
 
-def _told(error: ErrorDetails, table: Mapping[str, Any]) -> tuple[list[Key], str]:
+def told(error: ErrorDetails, table: Mapping[str, Any]) -> tuple[list[Key], str]:
     """The path of the key that is wrong, and the line that says so."""
     path, context = _path(error["loc"], table), error.get("ctx", {})
     got, kind = error["input"], error["type"]
@@ -324,7 +339,7 @@ def _told(error: ErrorDetails, table: Mapping[str, Any]) -> tuple[list[Key], str
     if kind == "expected" and "key" in context:
         got = context["got"]
     expected = context["expected"] if kind == "expected" else "a table"
-    return path, f"{where}: expected {expected}, got {'nothing' if got is None else _show(got)}"
+    return path, f"{where}: expected {expected}, got {'nothing' if got is None else shown(got)}"
 
 
 def _told_name(where: str, got: Any, allowed: Iterable[str]) -> str:
@@ -353,7 +368,7 @@ def _path(location: Iterable[Key], table: Any) -> list[Key]:
     return path
 
 
-def _show(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as TOML writes it, cut to a length that fits on a line."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -364,7 +379,7 @@ def _show(value: Any) -> str:
 # Names ----------------------------------------------------------------------------------------------------------------
 
 
-def _slug(label: str) -> str:
+def slug(label: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "run"
 
 

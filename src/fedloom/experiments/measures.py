@@ -1,0 +1,171 @@
+"""From rounds to figures: what a measure makes of a run, and of all seeds of a cell."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedloom.experiments.study_sections import Measure
+
+Records = Sequence[Mapping[str, Any]]
+"""One run's rounds, as `metrics.jsonl` holds them."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left: its rounds, and why it ended early where it diverged."""
+
+    rounds: Records
+    target: float | None = None
+    diverged: str | None = None
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measure over the seeds of a cell, in the units that are shown.
+
+    `value` is the mean over the seeds that came to one, None where none did; `spread` their sample standard deviation.
+    `best` is how far the metric came, which is told where a target was not reached.
+    """
+
+    values: tuple[float | None, ...]
+    best: float | None = None
+    diverged: int = 0
+    never: int = 0  # seeds that did not reach the target
+
+    @property
+    def value(self) -> float | None:
+        found = [value for value in self.values if value is not None]
+        return statistics.fmean(found) if found else None
+
+    @property
+    def spread(self) -> float | None:
+        found = [value for value in self.values if value is not None]
+        return statistics.stdev(found) if len(found) > 1 else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every seed came to a value."""
+        return bool(self.values) and all(value is not None for value in self.values)
+
+    @property
+    def rank(self) -> float | None:
+        """The number that claims compare: a target that most seeds never reached is infinitely far."""
+        return math.inf if self.never > len(self.values) / 2 else self.value
+
+
+def measure_cell(measure: Measure, outcomes: Sequence[Outcome]) -> Measured:
+    """One measure over a cell's runs."""
+    take = KINDS[measure.kind]
+    counts = measure.kind in _COUNTS
+    values: list[float | None] = []
+    for outcome in outcomes:
+        alive = outcome.diverged is None or measure.kind in _OUTLIVE
+        value = take(measure, outcome) if alive else None
+        values.append(None if value is None else value if counts else measure.scale * value)
+    if measure.kind != "rounds_to":
+        return Measured(tuple(values), diverged=sum(outcome.diverged is not None for outcome in outcomes))
+    reached = [max((value for _, value in series(measure, outcome)), default=None) for outcome in outcomes]
+    most = [value for value in reached if value is not None]
+    return Measured(
+        tuple(values),
+        best=measure.scale * statistics.fmean(most) if most else None,
+        diverged=sum(outcome.diverged is not None for outcome in outcomes),
+        never=sum(value is None for value in values),
+    )
+
+
+def series(measure: Measure, outcome: Outcome) -> list[tuple[int, float]]:
+    """(round, value) wherever the metric was measured; rounds are counted from 1."""
+    found = [(int(record["round"]) + 1, record.get(measure.metric)) for record in outcome.rounds]
+    until = measure.until or math.inf
+    return [(round, float(value)) for round, value in found if value is not None and round <= until]
+
+
+def over(measured: Measured, base: Measured) -> Measured:
+    """The ratio to another cell's mean, seed by seed."""
+    below = base.value
+    if not below:
+        return Measured(tuple(None for _ in measured.values), diverged=measured.diverged)
+    values = tuple(None if value is None else value / below for value in measured.values)
+    return Measured(values, diverged=measured.diverged, never=measured.never)
+
+
+def _final(measure: Measure, outcome: Outcome) -> float | None:
+    values = [value for _, value in series(measure, outcome)][-measure.last :]
+    return statistics.fmean(values) if values else None
+
+
+def _at(measure: Measure, outcome: Outcome) -> float | None:
+    return dict(series(measure, outcome)).get(measure.round or 0)
+
+
+def _best(measure: Measure, outcome: Outcome) -> float | None:
+    return max((value for _, value in series(measure, outcome)), default=None)
+
+
+def _lowest(measure: Measure, outcome: Outcome) -> float | None:
+    return min((value for _, value in series(measure, outcome)), default=None)
+
+
+def _highest_at(measure: Measure, outcome: Outcome) -> float | None:
+    found = max(series(measure, outcome), key=lambda point: (point[1], -point[0]), default=None)
+    return None if found is None else found[0]
+
+
+def _lowest_at(measure: Measure, outcome: Outcome) -> float | None:
+    found = min(series(measure, outcome), key=lambda point: (point[1], point[0]), default=None)
+    return None if found is None else found[0]
+
+
+def _rounds_to(measure: Measure, outcome: Outcome) -> float | None:
+    target = outcome.target if measure.target is None else measure.target
+    if target is None:
+        return None
+    return next((float(round) for round, value in series(measure, outcome) if value >= target), None)
+
+
+def _drop(measure: Measure, outcome: Outcome) -> float | None:
+    points, round = dict(series(measure, outcome)), measure.round or 0
+    before, after = points.get(round - 1), points.get(round)
+    return None if before is None or after is None else before - after
+
+
+def _total(measure: Measure, outcome: Outcome) -> float | None:
+    points = series(measure, outcome)
+    return points[-1][1] if points else None
+
+
+def _catastrophic(measure: Measure, outcome: Outcome) -> float | None:
+    from fedloom.history import History  # torch, by then loaded for the runs
+
+    if outcome.diverged is not None:
+        return 1.0
+    return float(History(rounds=[dict(record) for record in outcome.rounds]).catastrophic(measure.metric))
+
+
+def _curve(measure: Measure, outcome: Outcome) -> float | None:
+    return None
+
+
+KINDS: dict[str, Callable[[Measure, Outcome], float | None]] = {
+    "final": _final,
+    "at": _at,
+    "best": _best,
+    "lowest": _lowest,
+    "highest_at": _highest_at,
+    "lowest_at": _lowest_at,
+    "rounds_to": _rounds_to,
+    "drop": _drop,
+    "total": _total,
+    "catastrophic": _catastrophic,
+    "curve": _curve,
+}
+_COUNTS = ("rounds_to", "highest_at", "lowest_at")
+"""Kinds that come to a round, which `scale` leaves alone."""
+_OUTLIVE = ("rounds_to", "catastrophic", "at")
+"""Kinds that mean something in a run that diverged later."""

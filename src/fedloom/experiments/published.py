@@ -1,0 +1,133 @@
+"""What the papers printed, and when a measured number matches it. Nothing that trains reads this."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from fedloom.errors import FedloomError, choose
+from fedloom.experiments import schema
+from fedloom.experiments.measures import Measured
+from fedloom.experiments.results import Result, key
+from fedloom.experiments.section import NonNegative, Number, Section, Text
+from fedloom.experiments.study import Study, cells
+from fedloom.experiments.study_sections import MEASURE, Cell, Measure
+
+PUBLISHED, CONFLICTS = "published.toml", "conflicts.toml"
+
+
+class Published(Section):
+    """A number of a paper: its cell, its value with its spread; for a target never reached, `best` alone."""
+
+    cell: Cell = Field(default_factory=dict)
+    measure: Text | None = None
+    value: Number | Text | None = None
+    std: NonNegative | None = None
+    best: Number | None = None
+
+    @property
+    def place(self) -> Cell:
+        return self.cell if self.measure is None else {**self.cell, MEASURE: self.measure}
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Where a paper disagrees with itself or its code, and the reading that is run."""
+
+    id: str
+    conflict: str
+    reading: str
+
+
+def published(study: Study, beside: Path | Traversable | None = None) -> list[Published]:
+    """The numbers a paper printed for a study: in `published.toml` beside the study's file, or in the package."""
+    tables: list[tuple[str, dict[str, Any]]] = []
+    if isinstance(beside, Path) and (own := beside.with_name(PUBLISHED)).is_file():
+        tables.append((str(own), tomllib.loads(own.read_text(encoding="utf-8"))))
+    for folder in files("fedloom.experiments").iterdir():
+        file = folder / PUBLISHED
+        if folder.is_dir() and file.is_file():
+            tables.append((f"{folder.name}/{PUBLISHED}", tomllib.loads(file.read_text(encoding="utf-8"))))
+    for name, table in tables:
+        if study.id in table:
+            return _read(study, name, table[study.id])
+    return []
+
+
+def _read(study: Study, name: str, rows: Any) -> list[Published]:
+    found: list[Published] = []
+    places = None if study.facts else {key(place) for place in shown_places(study)}
+    for number, row in enumerate(rows):
+        try:
+            each = Published.model_validate(row)
+        except ValidationError as error:
+            _, message = schema.told(error.errors(include_url=False)[0], row)
+            raise FedloomError(f"{name}, {study.id}.{number}: {message}") from None
+        if places is not None and key(each.place) not in places:
+            raise FedloomError(
+                f"{name}, {study.id}.{number}: expected a cell of the study, with its axes "
+                f"{', '.join(next(iter(shown_places(study)), {}))}; got {each.place}, which is none"
+            )
+        found.append(each)
+    return found
+
+
+def shown_places(study: Study) -> list[Cell]:
+    """Every place of a number at the paper's own scale: the shown axes, and the measure where there are several."""
+    full = study.at("full")
+    searched = {axis.name for axis in study.searched}
+    seen: dict[frozenset[tuple[str, str]], Cell] = {}
+    for cell in cells(full):
+        shown = {axis: value for axis, value in cell.items() if axis not in searched}
+        for measure in study.counted:
+            place = shown | {MEASURE: measure.name} if len(study.counted) > 1 else shown
+            seen[key(place)] = place
+    return list(seen.values())
+
+
+def conflicts(ids: Sequence[str]) -> list[Conflict]:
+    """What is said of these conflicts.
+
+    >>> conflicts(["D-33"])[0].reading[:15]
+    "'count' default"
+    """
+    known = tomllib.loads((files("fedloom.experiments") / CONFLICTS).read_text(encoding="utf-8"))
+    for name in ids:
+        if name not in known:
+            raise choose("conflicts", name, known)
+    return [Conflict(name, known[name]["conflict"], known[name]["reading"]) for name in ids]
+
+
+def match(found: Sequence[Result], numbers: Sequence[Published]) -> Mapping[frozenset[tuple[str, str]], Published]:
+    """The published numbers by the place of the result they stand beside."""
+    places = {key(result.cell) for result in found}
+    return {key(each.place): each for each in numbers if key(each.place) in places}
+
+
+def matched(measure: Measure, measured: Measured, number: Published) -> bool | None:
+    """Whether a measured number matches the published one; None where nothing can be said.
+
+    Within twice the published spread, or the measure's margin (1.5 points, for a percentage), whichever is more; rounds
+    to a target within 15 percent. A target that was never reached matches one that was not, if the best value does.
+    """
+    if isinstance(number.value, str) or measured.diverged:
+        return False if measured.diverged else None
+    if number.value is None:
+        if number.best is None:
+            return None
+        never = measured.value is None
+        return never and measured.best is not None and abs(measured.best - number.best) <= 1.5
+    if not measured.complete or measured.value is None:
+        return False
+    away = abs(measured.value - number.value)
+    bounds = [2 * number.std] if number.std is not None else []
+    bounds += [measure.margin] if measure.margin is not None else []
+    bounds += [measure.share * abs(number.value)] if measure.share is not None else []
+    return away <= max(bounds) + 1e-9 if bounds else None

@@ -1,0 +1,303 @@
+"""A table or figure of a paper as one command: says what it will do, runs it, prints measured beside published.
+
+Runs that are finished are not run again: the same command goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from fedloom.errors import FedloomError
+from fedloom.experiments.claims import Verdict, decide
+from fedloom.experiments.measures import Outcome
+from fedloom.experiments.published import Published, conflicts, match, matched, published
+from fedloom.experiments.results import Key, Result, kept, key, results
+from fedloom.experiments.runner import rounds_bar
+from fedloom.experiments.study import FULL, Study, StudyRun, runs
+from fedloom.experiments.study_report import beside_published, head, report
+from fedloom.rundir import CONFIG, write_json, write_whole
+
+RESULTS, FIGURE, CLOCK = "results.json", "figure.png", "clock.json"
+SOON = 2.0
+"""Seconds after which somebody who waits is told how far it is."""
+
+
+def reproduce(
+    study: Study,
+    out: Path,
+    file: Path | Traversable | None = None,
+    data_folder: Path | None = None,
+    quiet: bool = False,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Run what is not finished of the study under `out`, print it beside the paper's numbers; returns results.json.
+
+    `file` is where the study was read from: published numbers may stand beside it.
+    """
+    console = Console(quiet=True) if quiet else console or Console()
+    numbers = published(study, file)  # its mistakes are told before hours of training
+    if study.facts is not None:
+        return _tell_facts(study, numbers, out, data_folder, console)
+    wanted = runs(study)
+    _claim_folder(study, out)
+    _introduce(study, wanted, console)
+    began = time.perf_counter()
+    _run(study, wanted, out, data_folder, console)
+    from fedloom.experiments.stacks import outcome
+
+    outcomes = [(run, outcome(run, out)) for run in wanted]
+    found = results(study, outcomes)
+    verdicts = decide(study, found)
+    beside = match(found, numbers)
+    _print(study, found, beside, verdicts, console)
+    _draw(study, outcomes, found, beside, out, console)
+    told = report(study, found, beside, verdicts, outcomes)
+    told["seconds"] = _clock(out, 0.0) or time.perf_counter() - began
+    write_json(out / RESULTS, told)
+    console.print(f"results: {out / RESULTS}", highlight=False, markup=False, soft_wrap=True)
+    return told
+
+
+# Before it starts -----------------------------------------------------------------------------------------------------
+
+
+def _claim_folder(study: Study, out: Path) -> None:
+    """The folder is new, or holds runs of the same study; its settings are written before anything heavy."""
+    if out.exists() and not out.is_dir():
+        raise FedloomError(f"{out}: expected a folder for the study's runs, got a file: choose another --out")
+    held = {entry.name for entry in out.iterdir() if not entry.name.startswith(".")} if out.exists() else set()
+    if held:
+        there = tomllib.loads((out / CONFIG).read_text(encoding="utf-8")) if CONFIG in held else {}
+        if there.get("id") != study.id:
+            got = f"that of {there['id']!r}" if "id" in there else f"one with {min(held)!r} in it"
+            raise FedloomError(f"{out}: expected a new folder or one of {study.id!r}, got {got}: choose another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / CONFIG, study.to_toml())
+
+
+def _introduce(study: Study, wanted: Sequence[StudyRun], console: Console) -> None:
+    """What this is, what its scale changes, how much there is to run, which readings of the paper apply."""
+    say = _say(console)
+    say(f"{study.id}: {study.title}", "bold")
+    say(study.paper)
+    for words in scale_words(study):
+        say(words)
+    rounds = sum(run.experiment.rounds for run in wanted)
+    cells = len({key(run.cell) for run in wanted})
+    say(f"{len(wanted):,} runs in {cells:,} cells, at most {rounds:,} rounds in all")
+    if study.stand_in is not None:
+        say(f"stand-in, not the paper's own: {study.stand_in}")
+    for note in study.notes:
+        say(f"note: {note}")
+    for each in conflicts(study.conflicts):
+        say(f"{each.id}: {shorten(each.reading, 120)} (in doubt: {shorten(each.conflict, 150)})")
+
+
+def scale_words(study: Study) -> list[str]:
+    """What is run against what the paper ran."""
+    words = []
+    if study.scale == FULL:
+        words.append("scale full: as in the paper, as far as it says")
+    else:
+        words.append(f"scale {study.scale}: {study.scales[study.scale].says}")
+    if study.overrides:
+        words.append("changed by --set: " + ", ".join(f"{name} = {value!r}" for name, value in study.overrides.items()))
+    if not study.compared:
+        words.append("not the paper's setting: numbers stand beside the published ones, and none is called a match")
+    return words
+
+
+def _say(console: Console) -> Any:
+    def say(words: str, style: str = "") -> None:
+        console.print(Text(words, style=style), soft_wrap=True)
+
+    return say
+
+
+# The runs -------------------------------------------------------------------------------------------------------------
+
+
+def _run(study: Study, wanted: Sequence[StudyRun], out: Path, data_folder: Path | None, console: Console) -> None:
+    """All runs that are not finished, stack by stack; an interrupt says how far it came."""
+    from fedloom.data.catalog import Shelf
+    from fedloom.experiments import build
+    from fedloom.experiments.stacks import finished, stacks, train
+
+    for device in {run.experiment.device for run in wanted}:
+        build.check_device(device)
+    missing = [run for run in wanted if not finished(run, out)]
+    done = len(wanted) - len(missing)
+    if done:
+        _say(console)(f"{done:,} of {len(wanted):,} runs are finished and not run again")
+    if not missing:
+        return
+    pile = stacks(missing)
+    shelf, name = Shelf(), ""
+    total = sum(run.experiment.rounds for run in missing)
+    began = told = time.perf_counter()
+    try:
+        with rounds_bar(console, total) as bar:
+            task = bar.task_ids[0]
+            if not console.quiet:
+                bar.update(task, description="timing a few rounds")
+                guess = duration(estimate(pile, data_folder))
+                _say(console)(f"estimated time on this machine: {guess} (from a few rounds of each kind of run)")
+
+            def watch(run: StudyRun, record: Mapping[str, Any]) -> None:
+                accuracy = record.get("test_accuracy")
+                shown = "" if accuracy is None else f"  {accuracy:.1%}"
+                bar.update(task, advance=1, description=f"{shorten(run.label, 50)}{shown}")
+
+            through = 0
+            for stack in pile:
+                if stack[0].experiment.data.name != name:  # one data set in memory at a time
+                    shelf, name = Shelf(), stack[0].experiment.data.name
+                    bar.update(task, description=f"loading {name}")
+                started = time.perf_counter()
+                train(stack, out, shelf, data_folder, watch)
+                _clock(out, time.perf_counter() - started)
+                done += len(stack)
+                through += sum(run.experiment.rounds for run in stack)
+                bar.update(task, completed=through)
+                now = time.perf_counter()
+                if not console.is_terminal and through < total and now - told > max(SOON, 0.02 * (now - began)):
+                    told = now
+                    left = (now - began) / through * (total - through)
+                    words = f"{done:,} of {len(wanted):,} runs after {duration(now - began)}, {duration(left)} to go"
+                    _say(console)(words)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"interrupted with {done} of {len(wanted)} runs finished, kept in {out}: the same command goes on"
+        ) from None
+
+
+def estimate(pile: Sequence[Sequence[StudyRun]], data_folder: Path | None) -> float:
+    """Seconds for all stacks: a few rounds of each kind of run are timed, times the rounds of all of that kind.
+
+    It takes runs one by one, which a stack is faster than, and all their rounds, where a run may end early.
+    """
+    from fedloom.data.catalog import Shelf
+    from fedloom.experiments.stacks import seconds_per_round
+
+    kinds: dict[str, list[StudyRun]] = {}
+    for stack in pile:
+        for run in stack:
+            kinds.setdefault(_kind(run), []).append(run)
+    total, shelf = 0.0, Shelf()
+    for same in sorted(kinds.values(), key=lambda same: same[0].experiment.data.name):
+        rounds = sum(run.experiment.rounds for run in same)
+        total += rounds * seconds_per_round(same[0], shelf, data_folder)
+    return total
+
+
+def _kind(run: StudyRun) -> str:
+    """Runs that cost the same, nearly: the partition, the rates and the server's side matter little."""
+    alike = ("cohort", "epochs", "steps", "batch_size", "eval_every", "device", "dtype", "executor", "threads")
+    experiment = run.experiment
+    return repr((experiment.data.name, experiment.model, [getattr(experiment, name) for name in alike]))
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(42), duration(600), duration(7200)
+    ('about 42 s', 'about 10 min', 'about 2.0 h')
+    """
+    if seconds < 100:
+        return f"about {max(1, round(seconds))} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 6000 else f"about {seconds / 3600:.1f} h"
+
+
+def _clock(out: Path, seconds: float) -> float:
+    """Add to the time that the study's runs have taken, over all the times it was started."""
+    path = out / CLOCK
+    before = json.loads(path.read_text(encoding="utf-8"))["seconds"] if path.exists() else 0.0
+    if seconds:
+        write_json(path, {"seconds": before + seconds})
+    return float(before + seconds)
+
+
+# What came of it ------------------------------------------------------------------------------------------------------
+
+
+def _print(
+    study: Study,
+    found: Sequence[Result],
+    beside: Mapping[Key, Published],
+    verdicts: Sequence[Verdict],
+    console: Console,
+) -> None:
+    from fedloom.report.study_table import print_table, study_table
+
+    if found:
+        console.print()
+        print_table(console, study_table(study, found, beside, console, study.compared))
+    if beside and study.compared:
+        answers = [
+            matched(result.measure, result.measured, beside[key(result.cell)])
+            for result in beside_published(found, beside)
+        ]
+        decided = [answer for answer in answers if answer is not None]
+        _say(console)(f"matched: {sum(decided)} of {len(decided)} published numbers")
+    for verdict in verdicts:
+        style = {True: "green", False: "red", None: ""}[verdict.holds]
+        _say(console)(verdict.words(), style)
+
+
+def _draw(
+    study: Study,
+    outcomes: Sequence[tuple[StudyRun, Outcome]],
+    found: Sequence[Result],
+    beside: Mapping[Key, Published],
+    out: Path,
+    console: Console,
+) -> None:
+    if study.figure is None:
+        return
+    from fedloom.report.study_plots import study_figure
+
+    curves = [(cell, shown) for cell, _, shown in kept(study, outcomes)]
+    if study_figure(study, curves, found, beside, out / FIGURE):
+        console.print(f"figure: {out / FIGURE}", highlight=False, markup=False, soft_wrap=True)
+
+
+# Tables that train nothing --------------------------------------------------------------------------------------------
+
+
+def _tell_facts(
+    study: Study, numbers: Sequence[Published], out: Path, data_folder: Path | None, console: Console
+) -> dict[str, Any]:
+    from fedloom.experiments.facts import facts
+    from fedloom.report.facts_table import facts_table, same
+    from fedloom.report.study_table import print_table
+
+    _claim_folder(study, out)
+    _introduce(study, [], console)
+    began = time.perf_counter()
+    found = facts(study, data_folder)
+    beside = {key(each.place): each for each in numbers}
+    console.print()
+    print_table(console, facts_table(found, beside))
+    told = {
+        **head(study, "cpu"),
+        "measured": [{"cell": fact.cell, "value": fact.value, "why": fact.why} for fact in found],
+        "published": [
+            {"cell": fact.cell, "value": beside[key(fact.cell)].value, "matched": same(fact, beside[key(fact.cell)])}
+            for fact in found
+            if key(fact.cell) in beside
+        ],
+        "claims": [],
+        "seconds": time.perf_counter() - began,
+    }
+    write_json(out / RESULTS, told)
+    console.print(f"results: {out / RESULTS}", highlight=False, markup=False, soft_wrap=True)
+    return told

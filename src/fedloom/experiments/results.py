@@ -1,0 +1,84 @@
+"""What a study's runs come to: a measured number for every cell, the best of those searched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from fedloom.experiments.measures import Measured, Outcome, measure_cell, over
+from fedloom.experiments.study import Study, StudyRun
+from fedloom.experiments.study_sections import MEASURE, Cell, Measure
+
+Key = frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One number of the table: the cell, without the axes that were searched, and what they were found at."""
+
+    cell: Cell
+    measure: Measure
+    measured: Measured
+    chosen: Cell = field(default_factory=dict)
+
+
+def key(cell: Cell) -> Key:
+    return frozenset(cell.items())
+
+
+def without(cell: Cell, axes: Iterable[str]) -> Cell:
+    """The cell without some of its axes.
+
+    >>> without({"method": "FedAvg", "client rate": "0.1"}, ["client rate"])
+    {'method': 'FedAvg'}
+    """
+    gone = set(axes)
+    return {axis: value for axis, value in cell.items() if axis not in gone}
+
+
+def results(study: Study, outcomes: Sequence[tuple[StudyRun, Outcome]]) -> list[Result]:
+    """Every measure of every cell; with several measures, each is a coordinate of its own."""
+    several = len(study.counted) > 1
+    found: list[Result] = []
+    for cell, chosen, runs in kept(study, outcomes):
+        for measure in study.counted:
+            named = cell | {MEASURE: measure.name} if several else cell
+            found.append(Result(named, measure, measure_cell(measure, runs), chosen))
+    return [_over(result, found) for result in found]
+
+
+def kept(study: Study, outcomes: Sequence[tuple[StudyRun, Outcome]]) -> list[tuple[Cell, Cell, list[Outcome]]]:
+    """Every cell that is shown, the values of the searched axes it keeps, and the runs of all its seeds."""
+    searched = [axis.name for axis in study.searched]
+    groups: dict[Key, tuple[Cell, dict[Key, tuple[Cell, list[Outcome]]]]] = {}
+    for run, outcome in outcomes:
+        cell = without(run.cell, searched)
+        chosen = {axis: run.cell[axis] for axis in searched}
+        _, choices = groups.setdefault(key(cell), (cell, {}))
+        choices.setdefault(key(chosen), (chosen, []))[1].append(outcome)
+    return [(cell, *_best(study, list(choices.values()))) for cell, choices in groups.values()]
+
+
+def _best(study: Study, choices: list[tuple[Cell, list[Outcome]]]) -> tuple[Cell, list[Outcome]]:
+    """The choice with the best measure; one in which a seed diverged only where there is no other."""
+    if len(choices) == 1:
+        return choices[0]
+    axis = study.searched[0]
+    by = next(measure for measure in study.counted if measure.name == (axis.by or study.counted[0].name))
+    ranked = [(choice, measure_cell(by, choice[1])) for choice in choices]
+    sound = [(choice, measured) for choice, measured in ranked if not measured.diverged] or ranked
+    scored = [(measured.rank, choice) for choice, measured in sound if measured.rank is not None]
+    if not scored:
+        return choices[0]
+    pick = max if axis.best == "highest" else min
+    return pick(scored, key=lambda pair: pair[0])[1]
+
+
+def _over(result: Result, found: Sequence[Result]) -> Result:
+    """The result as a ratio, where its measure asks for that."""
+    if not result.measure.over:
+        return result
+    wanted = key(result.cell | result.measure.over)
+    base = next((other for other in found if key(other.cell) == wanted and other.measure is result.measure), None)
+    gone = Measured(tuple(None for _ in result.measured.values), diverged=result.measured.diverged)
+    return replace(result, measured=gone if base is None else over(result.measured, base.measured))

@@ -1,0 +1,182 @@
+"""The runs of a study, many of them as one program: what shares a stack, what is done already, where each goes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedloom.data.catalog import Shelf, options_of
+from fedloom.errors import Diverged, FedloomError
+from fedloom.experiments import build
+from fedloom.experiments.measures import Outcome
+from fedloom.experiments.runner import threads
+from fedloom.experiments.schema import Experiment
+from fedloom.experiments.study import StudyRun
+from fedloom.history import History
+from fedloom.rundir import CHECKPOINTS, CONFIG, METRICS, SUMMARY, RunDirectory
+from fedloom.simulation import client_work, simulate_trials
+
+MOST = 32
+"""Runs in one stack: their models, optimizer states and batches share the device's memory."""
+
+DENSE = ("logistic", "mlp", "autoencoder", "tag_predictor")
+"""Models that a CPU trains faster stacked. The others it trains one after another, so each run is soon on disk."""
+
+_NOT_THE_NUMBERS = {"title", "executor", "chunk", "device", "threads"}
+"""Settings that another machine may have otherwise: a run made there is not made again."""
+
+TIMED, LONG = 3, 2.0
+"""Rounds that are timed for an estimate, after one that is not; fewer where that takes more than so many seconds."""
+
+
+def stacks(runs: Iterable[StudyRun]) -> list[list[StudyRun]]:
+    """The runs in groups that `simulate_trials` takes at once, one data set after another."""
+    groups: dict[str, list[StudyRun]] = {}
+    for run in runs:
+        groups.setdefault(stack_key(run.experiment), []).append(run)
+    found: list[list[StudyRun]] = []
+    for group in groups.values():
+        most = MOST if _stacks_well(group[0].experiment) else 1
+        found += [group[start : start + most] for start in range(0, len(group), most)]
+    return sorted(found, key=lambda stack: stack[0].experiment.data.name)
+
+
+def stack_key(experiment: Experiment) -> str:
+    """What runs of one stack share: the rows, the model, the shape of the work, the clients up to their rate."""
+    own = options_of(experiment.data.name)
+    rows = {name: value for name, value in experiment.data.options().items() if name in own}
+    work = client_work(build.build_algorithm(experiment.algorithms[0]))
+    alike = ("rounds", "epochs", "steps", "batch_size", "drop_last", "dtype", "executor", "device", "chunk", "threads")
+    shape = {name: getattr(experiment, name) for name in alike}
+    return repr((experiment.data.name, sorted(rows.items()), experiment.model.model_dump(), shape, work))
+
+
+def _stacks_well(experiment: Experiment) -> bool:
+    on_cpu = experiment.device in (None, "cpu")
+    return experiment.executor != "loop" and (not on_cpu or experiment.model.name in DENSE)
+
+
+def train(
+    stack: Sequence[StudyRun],
+    out: Path,
+    shelf: Shelf,
+    data_folder: Path | None,
+    watch: Callable[[StudyRun, Mapping[str, Any]], None],
+) -> None:
+    """Run a stack; every run leaves its directory, those that diverge as well."""
+    trials: list[dict[str, Any]] = []
+    for run in stack:
+        folder = out / run.slug
+        if folder.exists():  # begun and not finished
+            shutil.rmtree(folder)
+        trials.append(_trial(run, shelf, data_folder) | {"callbacks": [_callback(run, watch)], "run_dir": folder})
+    with threads(stack[0].experiment.threads):
+        histories = _simulate(stack[0].experiment, trials)
+    for run, history in zip(stack, histories, strict=True):
+        if history.diverged is not None:
+            _keep_diverged(out / run.slug, run, history, history.diverged)
+        shutil.rmtree(out / run.slug / CHECKPOINTS, ignore_errors=True)  # a study keeps figures, not models
+
+
+def seconds_per_round(run: StudyRun, shelf: Shelf, data_folder: Path | None) -> float:
+    """A round's time on this machine, from a few rounds of the run that leave nothing behind."""
+    short = run.experiment.model_copy(update={"rounds": 1 + min(TIMED, run.experiment.rounds)})
+    timed: list[float] = []
+
+    def enough(record: Mapping[str, Any]) -> bool:
+        timed.extend([record["seconds"]] if record["round"] else [])
+        return sum(timed) > LONG
+
+    trial = _trial(StudyRun(run.cell, run.seed, run.slug, short, None), shelf, data_folder) | {"callbacks": [enough]}
+    with threads(short.threads):
+        _simulate(short, [trial])
+    return sorted(timed)[len(timed) // 2] if timed else 0.0
+
+
+def _trial(run: StudyRun, shelf: Shelf, data_folder: Path | None) -> dict[str, Any]:
+    data = build.build_data(run.experiment.data, data_folder, shelf)
+    algorithm = build.build_algorithm(run.experiment.algorithms[0])
+    return {"data": data, "algorithm": algorithm, **build.build_options(run.experiment, data)}
+
+
+def _simulate(experiment: Experiment, trials: Sequence[dict[str, Any]]) -> list[History]:
+    together = {name: trials[0][name] for name in ("executor", "chunk", "device", "dtype")}
+    shared = {name: trials[0][name] for name in ("rounds", "epochs", "steps", "batch_size", "drop_last")}
+    own = [{name: value for name, value in trial.items() if name not in {*together, *shared}} for trial in trials]
+    task = build.build_task(experiment.model, trials[0]["data"])
+    return simulate_trials(task, trials[0]["data"], own, **together, **shared)
+
+
+def _callback(run: StudyRun, watch: Callable[[StudyRun, Mapping[str, Any]], None]) -> Callable[[dict[str, Any]], bool]:
+    target = run.experiment.target
+
+    def each(record: dict[str, Any]) -> bool:
+        watch(run, record)
+        accuracy = record.get("test_accuracy")
+        return target is not None and accuracy is not None and accuracy >= target
+
+    return each
+
+
+def _keep_diverged(folder: Path, run: StudyRun, history: History, error: Diverged) -> None:
+    """A run that diverged is a result: its summary says so."""
+    RunDirectory(folder, resume=True).summary(
+        {
+            "seed": run.seed,
+            "rounds": len(history.rounds),
+            "final": history.rounds[-1] if history.rounds else {},
+            "seconds": history.seconds,
+            "resolved": history.resolved,
+            "diverged": str(error),
+        }
+    )
+
+
+# What is there already ------------------------------------------------------------------------------------------------
+
+
+def finished(run: StudyRun, out: Path) -> bool:
+    """Whether the run is done. One with other settings in its place is an error that names the first that differs."""
+    folder = out / run.slug
+    config = folder / CONFIG
+    if config.exists():
+        there = tomllib.loads(config.read_text(encoding="utf-8"))
+        if (difference := _difference(run.experiment.to_mapping(), there)) is not None:
+            key, expected, got = difference
+            raise FedloomError(
+                f"{folder}, {key}: expected {expected!r}, got a run with {got!r}: choose another --out, or remove it"
+            )
+    elif folder.exists() and any(folder.iterdir()):
+        raise FedloomError(
+            f"{folder}: expected a run of this study, got a folder without {CONFIG}: choose another --out"
+        )
+    return (folder / SUMMARY).exists()
+
+
+def _difference(expected: Any, got: Any, path: str = "") -> tuple[str, Any, Any] | None:
+    """The first key that has another value, and both values."""
+    if isinstance(expected, Mapping) and isinstance(got, Mapping):
+        for key in dict.fromkeys([*expected, *got]):
+            if not path and key in _NOT_THE_NUMBERS:
+                continue
+            found = _difference(expected.get(key), got.get(key), f"{path}.{key}" if path else str(key))
+            if found is not None:
+                return found
+        return None
+    if isinstance(expected, list) and isinstance(got, list) and len(expected) == len(got):
+        pairs = enumerate(zip(expected, got, strict=True))
+        return next((found for i, pair in pairs if (found := _difference(*pair, f"{path}.{i}")) is not None), None)
+    return None if expected == got else (path, expected, got)
+
+
+def outcome(run: StudyRun, out: Path) -> Outcome:
+    """What a finished run left."""
+    folder = out / run.slug
+    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    lines = (folder / METRICS).read_text(encoding="utf-8").splitlines() if (folder / METRICS).exists() else []
+    device = summary.get("resolved", {}).get("device", "cpu")
+    return Outcome([json.loads(line) for line in lines], run.target, summary.get("diverged"), device)

@@ -1,0 +1,382 @@
+"""A study: a table or a figure of a paper as a file, and the runs it stands for.
+
+```toml
+id = "fedadp-table1"                     # also the file's name
+paper = "Wu and Wang 2021, table 1"
+title = "Rounds until FedAvg and FedAdp reach the target"
+conflicts = ["D-31"]                     # what experiments/conflicts.toml says of the paper and how it is read
+partition_per_seed = true                # data.seed is the run's seed
+
+[experiment]                             # what all cells share: an experiment with one [experiment.algorithm]
+rounds = 300
+cohort = 10
+data = { name = "mnist", partition = "class_mix" }
+model = { name = "mnist_cnn" }
+algorithm = { name = "fedavg", client_lr = 0.01 }
+
+[[axes]]                                 # the cells are all combinations of the axes' values
+name = "method"
+values.FedAvg = {}
+values.FedAdp = { "algorithm.name" = "fedadp" }
+
+[[where]]                                # what depends on several axes, or does not exist
+cell = { method = "FedAdp", "data set" = "MNIST" }
+set = { "algorithm.alpha" = 5 }
+
+[[measures]]
+name = "rounds"
+kind = "rounds_to"
+
+[scales.smoke]
+says = "one seed, two rounds"
+set = { seeds = [0], rounds = 2 }
+only = { "data set" = ["MNIST"] }
+```
+
+A key is a path into [experiment], in quotes where it has a dot; its value takes the place of what is there. Later ones
+win: [experiment], the axes in order, [[where]], the scale, `--set`. Published numbers stand in `published.toml` beside
+the file and are read only to be printed beside what was measured. docs/experiments.md tells it all.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import tomli_w
+from pydantic import Field, ValidationError, model_validator
+
+from fedloom.errors import FedloomError, choose
+from fedloom.experiments import schema
+from fedloom.experiments.schema import Experiment, Name
+from fedloom.experiments.section import Expected, Section, Text, mistake
+from fedloom.experiments.study_sections import (
+    FACT_NEEDS,
+    MEASURE,
+    Axis,
+    Cell,
+    Chosen,
+    Claim,
+    FactRow,
+    Facts,
+    FigureSection,
+    Measure,
+    Names,
+    Scale,
+    Settings,
+    TableSection,
+    Where,
+    picked,
+)
+
+FULL = "full"
+"""The scale of the paper."""
+
+HARMLESS = {"seeds", "device", "executor", "chunk", "threads"}
+"""Keys whose change leaves a cell comparable with what was published."""
+
+
+class Study(Section):
+    """A table or figure of a paper; see the module."""
+
+    id: Name
+    paper: Text
+    title: Text
+    conflicts: Names = Field(default_factory=list)
+    notes: Names = Field(default_factory=list)
+    stand_in: Text | None = None
+    partition_per_seed: Annotated[bool, Expected("true or false")] = False
+    facts: Facts | None = None
+    rows: list[FactRow] = Field(default_factory=list)
+    experiment: Settings = Field(default_factory=dict)
+    axes: list[Axis] = Field(default_factory=list)
+    where: list[Where] = Field(default_factory=list)
+    measures: list[Measure] = Field(default_factory=list)
+    table: TableSection = Field(default_factory=TableSection)
+    figure: FigureSection | None = None
+    claims: list[Claim] = Field(default_factory=list)
+    scales: dict[str, Scale] = Field(default_factory=dict)
+    scale: Text = FULL
+    overrides: Settings = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        if self.facts is None:
+            if not self.experiment:
+                raise mistake("an [experiment] table, or facts for a study that trains nothing", "experiment")
+            if not self.measures:
+                raise mistake("at least one [[measures]] table", "measures")
+        elif self.experiment or self.axes:
+            raise mistake("none beside an [experiment] or [[axes]]", "facts", self.facts)
+        for row in self.rows:
+            for key in FACT_NEEDS[self.facts or "none"]:
+                if getattr(row, key) is None:
+                    raise mistake(f"{key} in every row, for facts = {self.facts!r}", "rows", row.row)
+        if FULL in self.scales:
+            raise mistake(f"scales beside {FULL!r}, which is the study as it stands", "scales", FULL)
+        return self
+
+    @property
+    def searched(self) -> list[Axis]:
+        """The axes of which a cell keeps the best value."""
+        return [axis for axis in self.axes if axis.best]
+
+    @property
+    def shown(self) -> list[Axis]:
+        """The axes that tables, claims and published numbers have."""
+        return [axis for axis in self.axes if not axis.best]
+
+    @property
+    def counted(self) -> list[Measure]:
+        """The measures that come to a number."""
+        return [measure for measure in self.measures if measure.kind != "curve"]
+
+    def at(self, scale: str) -> Study:
+        """The study at another scale."""
+        if scale != FULL and scale not in self.scales:
+            raise choose(f"{self.id}, scale", scale, [FULL, *self.scales])
+        return self.model_copy(update={"scale": scale})
+
+    @property
+    def compared(self) -> bool:
+        """Whether its cells can be held against published ones: the scale drops seeds and cells, and nothing else."""
+        scale = self.scales.get(self.scale)
+        changed = set(self.overrides)
+        if scale is not None:
+            changed |= set(scale.set)
+            changed |= {key for where in scale.where for key in where.set}
+        return self.stand_in is None and changed <= HARMLESS
+
+    def to_toml(self) -> str:
+        """The complete file: reading it gives an equal study."""
+        return tomli_w.dumps(self.model_dump(exclude_none=True, exclude_defaults=True))
+
+    def values(self, axis: str) -> list[str]:
+        """The names of an axis's values; of `measure`, the measures'."""
+        if axis == MEASURE:
+            return [measure.name for measure in self.counted]
+        return next(each for each in self.axes if each.name == axis).names()
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """One cell with one seed: where it goes, and the experiment that repeats it alone."""
+
+    cell: Cell
+    seed: int
+    slug: str
+    experiment: Experiment
+    target: float | None  # what rounds are counted to, whether or not the run ends there
+
+    @property
+    def label(self) -> str:
+        return ", ".join([*self.cell.values(), f"seed {self.seed}"])
+
+
+def is_study(table: Mapping[str, Any]) -> bool:
+    """Whether a file's contents are a study's, and not a single experiment's.
+
+    >>> is_study({"id": "x", "facts": "none"}), is_study({"name": "x", "rounds": 1})
+    (True, False)
+    """
+    return "id" in table and "rounds" not in table
+
+
+def read_study(source: Path | Traversable | str, overrides: Iterable[str] = (), scale: str | None = None) -> Study:
+    """A study from a file, or from TOML text; `overrides` are `rounds=5`, or `experiment.rounds=5`, for every cell."""
+    name, text = ("", source) if isinstance(source, str) else (source.name, schema.text_of(source))
+    table = schema.parse(name, text)
+    where = f"{name}: " if name else ""
+    given = dict(_setting(override) for override in overrides)
+    if given:
+        table["overrides"] = {**table.get("overrides", {}), **given}
+    try:
+        study = Study.model_validate(table)
+    except ValidationError as error:
+        _, message = schema.told(error.errors(include_url=False)[0], table)
+        raise FedloomError(f"{where}{message}") from None
+    try:
+        _check_names(study)
+    except FedloomError as error:
+        raise FedloomError(f"{where}{error}") from None
+    return study if scale is None else study.at(scale)
+
+
+def _setting(override: str) -> tuple[str, Any]:
+    key, equals, value = override.partition("=")
+    key = key.strip().removeprefix("experiment.")
+    if not equals or not key or not value.strip():
+        raise FedloomError(f"--set: expected KEY=VALUE, such as experiment.rounds=20; got {override!r}")
+    return key, schema.value_of(value.strip())
+
+
+# The cells and their runs ---------------------------------------------------------------------------------------------
+
+
+def cells(study: Study) -> Iterator[Cell]:
+    """Every combination of the axes' values that there is at the study's scale, searched axes included."""
+    scale = study.scales.get(study.scale)
+    kept = scale.only if scale else {}
+    skipped = [where.cell for where in [*study.where, *(scale.where if scale else [])] if where.skip]
+    names = [axis.name for axis in study.axes]
+    choices = [[value for value in study.values(name) if value in kept.get(name, [value])] for name in names]
+    for values in itertools.product(*choices):
+        cell = dict(zip(names, values, strict=True))
+        if not any(picked(cell, where) for where in skipped):
+            yield cell
+
+
+def settings(study: Study, cell: Cell) -> Settings:
+    """What the cell sets, in the order in which later ones win."""
+    found: Settings = {}
+    for axis in study.axes:
+        found |= axis.settings()[cell[axis.name]]
+    scale = study.scales.get(study.scale)
+    for where in study.where:
+        if picked(cell, where.cell):
+            found |= where.set
+    if scale is not None:
+        found |= scale.set
+        for where in scale.where:
+            if picked(cell, where.cell):
+                found |= where.set
+    return found | study.overrides
+
+
+def experiment_of(study: Study, cell: Cell) -> Experiment:
+    """The experiment of one cell, with all its seeds."""
+    where = f"{study.id}, cell {', '.join(cell.values()) or 'all'}"
+    table = copy.deepcopy(study.experiment)
+    for path, value in settings(study, cell).items():
+        _put(table, path, copy.deepcopy(value), where)
+    algorithm = table.pop("algorithm", None)
+    table |= {"name": study.id, "title": ", ".join(cell.values()) or study.title}
+    table["algorithms"] = [] if algorithm is None else [algorithm]
+    try:
+        return Experiment.model_validate(table)
+    except ValidationError as error:
+        _, message = schema.told(error.errors(include_url=False)[0], table)
+        message = message.replace("algorithms.0", "algorithm").replace("[[algorithms]]", "[experiment.algorithm]")
+        raise FedloomError(f"{where}: {message}") from None
+
+
+def runs(study: Study) -> list[StudyRun]:
+    """One run for every cell and seed, each an experiment of its own with a folder of its own."""
+    found: list[StudyRun] = []
+    stop = ends_at_target(study)
+    for cell in cells(study):
+        experiment = experiment_of(study, cell)
+        folder = schema.slug("-".join(cell.values()) or study.id)
+        for seed in experiment.seeds:
+            own: dict[str, Any] = {"seeds": [seed]}
+            if study.partition_per_seed:
+                own["data"] = experiment.data.model_copy(update={"seed": seed})
+            if not stop:
+                own["target"] = None
+            alone = experiment.model_copy(update=own, deep=True)
+            found.append(StudyRun(cell, seed, f"{folder}/seed{seed}", alone, experiment.target))
+    _check_folders(study, found)
+    return found
+
+
+def ends_at_target(study: Study) -> bool:
+    """Whether no measure needs anything that comes after the run's target."""
+    return all(
+        measure.kind == "rounds_to" and measure.metric == "test_accuracy" and measure.target is None
+        for measure in study.measures
+    )
+
+
+def _put(table: dict[str, Any], path: str, value: Any, where: str) -> None:
+    *way, last = path.split(".")
+    for part in way:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise FedloomError(f"{where}, {path}: expected a table to hold it, got {schema.shown(table)} at {part!r}")
+    table[last] = value
+
+
+# Names that must agree ------------------------------------------------------------------------------------------------
+
+
+def _check_names(study: Study) -> None:
+    axes = [axis.name for axis in study.axes]
+    _check_different("axes", axes)
+    _check_different("measures", [measure.name for measure in study.measures])
+    if MEASURE in axes:
+        raise FedloomError(f"axes: expected another name than {MEASURE!r}, which the measures have")
+    for axis in study.axes:
+        _check_different(f"axis {axis.name!r}, values", axis.names())
+    every = [*axes, MEASURE] if study.facts is None else ["row", "column"]
+    for place in ("rows", "columns"):
+        _check_known(f"table.{place}", getattr(study.table, place), every)
+    if study.figure is not None:
+        shown = [*(axis.name for axis in study.shown), MEASURE]
+        _check_known("figure.panels", study.figure.panels, shown)
+        _check_known("figure.lines", study.figure.lines, shown)
+        if study.figure.measure is not None:
+            _check_known("figure.measure", [study.figure.measure], study.values(MEASURE))
+        if study.figure.kind != "curves":
+            _check_known("figure.x", [study.figure.x], axes)
+    for number, where in enumerate(study.where):
+        _check_chosen(study, f"where.{number}", where.cell)
+    for name, scale in study.scales.items():
+        _check_chosen(study, f"scales.{name}.only", dict(scale.only))
+        for number, where in enumerate(scale.where):
+            _check_chosen(study, f"scales.{name}.where.{number}", where.cell)
+    if study.scale != FULL:
+        _check_known("scale", [study.scale], [FULL, *study.scales])
+    for measure in study.measures:
+        _check_chosen(study, f"measure {measure.name!r}, over", dict(measure.over))
+    for claim in study.claims:
+        _check_claim(study, claim)
+    kinds = {(axis.best, axis.by) for axis in study.searched}
+    if len(kinds) > 1:
+        raise FedloomError("axes: expected the same best and by in all that are searched, which are searched together")
+    for _, by in kinds:
+        _check_known("by", [by or study.measures[0].name], study.values(MEASURE))
+
+
+def _check_claim(study: Study, claim: Claim) -> None:
+    where = f"claim {claim.text!r}"
+    _check_chosen(study, where, claim.where)
+    if claim.axis is not None:
+        _check_known(f"{where}, axis", [claim.axis], [*(axis.name for axis in study.shown), MEASURE])
+        _check_known(f"{where}, {claim.axis!r}", claim.named(), study.values(claim.axis))
+    if claim.measure is not None:
+        _check_known(f"{where}, measure", [claim.measure], study.values(MEASURE))
+
+
+def _check_chosen(study: Study, where: str, chosen: Chosen) -> None:
+    _check_known(where, list(chosen), [*(axis.name for axis in study.axes), MEASURE])
+    for axis, want in chosen.items():
+        _check_known(f"{where}, {axis!r}", [want] if isinstance(want, str) else want, study.values(axis))
+
+
+def _check_known(where: str, got: Iterable[str], allowed: Iterable[str]) -> None:
+    allowed = list(allowed)
+    for name in got:
+        if name not in allowed:
+            raise choose(where, name, allowed)
+
+
+def _check_different(where: str, names: list[str]) -> None:
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise FedloomError(f"{where}: expected different names, got {twice!r} twice")
+
+
+def _check_folders(study: Study, found: list[StudyRun]) -> None:
+    seen: dict[str, StudyRun] = {}
+    for run in found:
+        if run.slug in seen:
+            raise FedloomError(
+                f"{study.id}, cells {seen[run.slug].label!r} and {run.label!r}: expected names that give different "
+                f"folders, got {run.slug!r} for both: rename a value"
+            )
+        seen[run.slug] = run

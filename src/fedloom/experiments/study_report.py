@@ -1,0 +1,116 @@
+"""What results.json says of a study: measured and published numbers, verdicts, and where and how they came about."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fedloom.experiments.claims import Verdict
+from fedloom.experiments.measures import Outcome
+from fedloom.experiments.published import Published, matched
+from fedloom.experiments.results import Key, Result, key
+from fedloom.experiments.study import Study, StudyRun
+
+
+def report(
+    study: Study,
+    found: Sequence[Result],
+    beside: Mapping[Key, Published],
+    verdicts: Sequence[Verdict],
+    outcomes: Sequence[tuple[StudyRun, Outcome]],
+) -> dict[str, Any]:
+    devices = sorted({outcome.device for _, outcome in outcomes})
+    return {
+        **head(study, ", ".join(_device_words(device) for device in devices)),
+        "runs": len(outcomes),
+        "diverged": sum(outcome.diverged is not None for _, outcome in outcomes),
+        "measured": [
+            {
+                "cell": result.cell,
+                "measure": result.measure.name,
+                "value": result.measured.value,
+                "spread": result.measured.spread,
+                "values": list(result.measured.values),
+                "best": result.measured.best,
+                "diverged": result.measured.diverged,
+                **({"chosen": result.chosen} if result.chosen else {}),
+            }
+            for result in found
+        ],
+        "published": [
+            {
+                **beside[key(result.cell)].model_dump(),
+                "cell": result.cell,
+                "measure": result.measure.name,
+                "matched": matched(result.measure, result.measured, beside[key(result.cell)])
+                if study.compared
+                else None,
+            }
+            for result in beside_published(found, beside)
+        ],
+        "claims": [
+            {"text": each.text, "holds": each.holds, "held": each.held, "of": each.of, "detail": each.detail}
+            for each in verdicts
+        ],
+    }
+
+
+def head(study: Study, device: str) -> dict[str, Any]:
+    return {
+        "id": study.id,
+        "title": study.title,
+        "paper": study.paper,
+        "command": command(study),
+        "commit": commit(),
+        "device": device,
+        "scale": study.scale,
+        "compared": study.compared,
+        "stand_in": study.stand_in,
+        "conflicts": study.conflicts,
+        "versions": {name: version(name) for name in ("fedloom", "torch")} | {"python": platform.python_version()},
+    }
+
+
+def command(study: Study) -> str:
+    """The line that repeats it."""
+    words = ["fedloom", "reproduce", study.id, "--scale", study.scale]
+    for name, value in study.overrides.items():
+        shown = value if isinstance(value, str) else json.dumps(value)
+        words += ["--set", f"experiment.{name}={shown}"]
+    return shlex.join(words)
+
+
+def commit() -> str | None:
+    """The commit of the source tree this file is in; None where it is in none, or git is not there."""
+    here = Path(__file__).resolve()
+    git = ["git", "-C", str(here.parent)]
+    try:
+        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True, check=True, timeout=20)
+        told = subprocess.run(
+            [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=20,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told.stdout.strip() or None
+
+
+def _device_words(device: str) -> str:
+    import torch
+
+    if device.startswith("cuda") and torch.cuda.is_available():
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return device
+
+
+def beside_published(found: Sequence[Result], beside: Mapping[Key, Published]) -> list[Result]:
+    return [result for result in found if key(result.cell) in beside]

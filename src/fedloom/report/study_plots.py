@@ -1,0 +1,206 @@
+"""A study's picture: curves of a metric, or a measure against an axis, in panels, with what was published beside it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from fedloom.experiments.measures import Outcome
+from fedloom.experiments.published import Published
+from fedloom.experiments.results import Key, Result, key, without
+from fedloom.experiments.study import Study
+from fedloom.experiments.study_sections import MEASURE, Cell, FigureSection, Measure
+from fedloom.report.plots import DASHES, FAINT, INK, LINES, STYLE, Floats
+
+SMALL: dict[Any, Any] = {**STYLE, "font.size": 11, "axes.titlesize": 12, "axes.titlepad": 8}
+Curves = Sequence[tuple[Cell, Sequence[Outcome]]]
+"""The cells that are shown, and the runs of their seeds."""
+
+
+def study_figure(
+    study: Study,
+    curves: Curves,
+    found: Sequence[Result],
+    numbers: Mapping[Key, Published],
+    path: str | PathLike[str],
+) -> bool:
+    """Write the study's PNG; False where it has no figure, or nothing to draw."""
+    wanted = study.figure
+    if wanted is None or not curves:
+        return False
+    measure = _measure(study, wanted)
+    if wanted.kind != "curves":
+        found = [result for result in found if measure is not None and result.measure.name == measure.name]
+        found = [Result(without(result.cell, [MEASURE]), result.measure, result.measured) for result in found]
+    places = [cell for cell, _ in curves]
+    metrics = wanted.metrics if wanted.kind == "curves" else wanted.metrics[:1]
+    panels = [(metric, panel) for metric in metrics for panel in _values(study, wanted.panels, places)]
+    lines = _values(study, _line_axes(study, wanted), places)
+    colours = {key(line): _look(index) for index, line in enumerate(lines)}
+    across = min(3, len(panels)) if len(panels) != 4 else 2
+    down = math.ceil(len(panels) / across)
+    with mpl.rc_context(SMALL):
+        size = (max(6.4, 4.6 * across), 1.3 + 3.3 * down)
+        figure = Figure(figsize=size, dpi=110, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
+        grid = figure.subplots(down, across, squeeze=False)
+        for axes in grid.flat[len(panels) :]:
+            axes.set_axis_off()
+        for axes, (metric, panel) in zip(grid.flat, panels, strict=False):
+            axes.set_title(", ".join(panel.values()))
+            axes.grid(axis="y", color=FAINT, linewidth=0.8)
+            axes.set_axisbelow(True)
+            if wanted.kind == "curves":
+                _draw_curves(axes, wanted, metric, panel, lines, colours, curves)
+            else:
+                assert measure is not None
+                _draw_measure(axes, study, wanted, measure, panel, lines, colours, found, numbers)
+        handles = [_handle(line, colours[key(line)]) for line in lines if line]
+        if wanted.kind != "curves" and numbers:
+            handles.append(Line2D([], [], color=INK, marker="o", mfc="white", linestyle="none", label="published"))
+        figure.suptitle(study.title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
+        if handles:
+            figure.legend(handles=handles, loc="outside lower left", ncols=min(5, len(handles)), frameon=False)
+        figure.savefig(path, format="png")
+    return True
+
+
+def _measure(study: Study, wanted: FigureSection) -> Measure | None:
+    name = wanted.measure or (study.counted[0].name if study.counted else None)
+    return next((measure for measure in study.counted if measure.name == name), None)
+
+
+def _line_axes(study: Study, wanted: FigureSection) -> list[str]:
+    """The axes that lines differ in: those named, and every other that the panels and x leave."""
+    taken = {*wanted.panels, *wanted.lines, *([] if wanted.kind == "curves" else [wanted.x]), MEASURE}
+    named = [axis for axis in wanted.lines if axis != MEASURE]
+    return named + [axis.name for axis in study.shown if axis.name not in taken]
+
+
+def _values(study: Study, axes: Sequence[str], places: Sequence[Cell]) -> list[Cell]:
+    there = {key({axis: cell[axis] for axis in axes}) for cell in places}
+    every = itertools.product(*(study.values(axis) for axis in axes))
+    combinations = [dict(zip(axes, values, strict=True)) for values in every]
+    return [cell for cell in combinations if key(cell) in there]
+
+
+def _look(index: int) -> tuple[str, Any]:
+    return LINES[index % len(LINES)], DASHES[index // len(LINES) % len(DASHES)]
+
+
+def _handle(line: Cell, look: tuple[str, Any]) -> Line2D:
+    return Line2D([], [], color=look[0], linestyle=look[1], linewidth=2.2, label=", ".join(line.values()))
+
+
+def _draw_curves(
+    axes: Axes,
+    wanted: FigureSection,
+    metric: str,
+    panel: Cell,
+    lines: Sequence[Cell],
+    colours: Mapping[Key, tuple[str, Any]],
+    curves: Curves,
+) -> None:
+    """A line is the mean over seeds, its band the smallest to the largest; a run that stopped keeps its last value."""
+    targets: set[float | None] = set()
+    for line in lines:
+        runs = [each for cell, outcomes in curves if (panel | line).items() <= cell.items() for each in outcomes]
+        targets |= {each.target for each in runs}
+        at, values = _aligned(runs, wanted.x, metric)
+        if not at.size:
+            continue
+        if wanted.running is not None:
+            so_far = np.maximum if wanted.running == "highest" else np.minimum
+            values = so_far.accumulate(values, axis=1)
+        colour, dash = colours[key(line)]
+        axes.fill_between(at, values.min(0), values.max(0), color=colour, alpha=0.13, linewidth=0)
+        marker = "o" if at.size == 1 else None
+        axes.plot(at, values.mean(0), color=colour, linestyle=dash, linewidth=1.8, marker=marker)
+    if len(targets) == 1 and (target := targets.pop()) is not None and metric == "test_accuracy":
+        axes.axhline(target, color="#888888", linewidth=1, linestyle=(0, (4, 3)))
+    axes.set_xlabel(wanted.x.replace("_", " "))
+    axes.set_ylabel(metric.replace("_", " "))
+    if wanted.x == "round":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    if wanted.logarithmic:
+        axes.set_yscale("log")
+    elif metric.endswith("accuracy"):
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def _aligned(runs: Sequence[Outcome], x: str, metric: str) -> tuple[Floats, Floats]:
+    """Where any run was measured, and the runs' values there: runs x places. Rounds are counted from 1."""
+    series: list[dict[float, float]] = []
+    for run in runs:
+        points = {}
+        for record in run.rounds:
+            if record.get(metric) is not None and record.get(x) is not None:
+                points[float(record[x]) + (1 if x == "round" else 0)] = float(record[metric])
+        if points:
+            series.append(points)
+    at = np.array(sorted({place for points in series for place in points}), np.float64)
+    values = [np.interp(at, list(points), list(points.values())) for points in series]
+    return at, np.array(values, np.float64).reshape(len(series), at.size)
+
+
+def _draw_measure(
+    axes: Axes,
+    study: Study,
+    wanted: FigureSection,
+    measure: Measure,
+    panel: Cell,
+    lines: Sequence[Cell],
+    colours: Mapping[Key, tuple[str, Any]],
+    found: Sequence[Result],
+    numbers: Mapping[Key, Published],
+) -> None:
+    names = [value for value in study.values(wanted.x) if any(result.cell.get(wanted.x) == value for result in found)]
+    places = _numeric(names) if wanted.kind == "lines" else None
+    at = places or [float(index) for index in range(len(names))]
+    by_cell = {key(result.cell): result for result in found}
+    width = 0.8 / max(1, len(lines))
+    for index, line in enumerate(lines):
+        shift = (index - (len(lines) - 1) / 2) * width if wanted.kind == "bars" else 0.0
+        colour, dash = colours[key(line)]
+        xs, ys, spreads, printed = [], [], [], []
+        for place, name in zip(at, names, strict=True):
+            cell = panel | line | {wanted.x: name}
+            result = by_cell.get(key(cell))
+            number = numbers.get(key(cell)) or numbers.get(key(cell | {MEASURE: measure.name}))
+            if number is not None and isinstance(number.value, float):
+                printed.append((place + shift, number.value))
+            if result is not None and result.measured.value is not None:
+                xs.append(place + shift)
+                ys.append(result.measured.value)
+                spreads.append(result.measured.spread or 0.0)
+        if wanted.kind == "bars":
+            axes.bar(xs, ys, width * 0.92, color=colour, yerr=spreads, ecolor=INK, error_kw={"linewidth": 1})
+        else:
+            axes.errorbar(xs, ys, spreads, color=colour, linestyle=dash, linewidth=1.8, marker="o", markersize=4)
+        if printed:
+            axes.plot(*zip(*printed, strict=True), "o", color=colour if wanted.kind == "lines" else INK, mfc="white")
+    if places is None:
+        axes.set_xticks(at, names)
+    elif min(places) > 0 and max(places) / min(places) >= 50:
+        axes.set_xscale("log")
+    if wanted.logarithmic:
+        axes.set_yscale("log")
+    axes.set_xlabel(wanted.x)
+    axes.set_ylabel(measure.name)
+
+
+def _numeric(names: Sequence[str]) -> list[float] | None:
+    try:
+        return [float(name) for name in names]
+    except ValueError:
+        return None

@@ -1,0 +1,319 @@
+"""`fedloom reproduce`: runs that share a stack, runs that are not run twice, what is printed and left behind."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from fedloom import cli
+from fedloom.data.catalog import Shelf
+from fedloom.errors import FedloomError
+from fedloom.experiments import build, reproduce, stacks
+from fedloom.experiments.study import Study, StudyRun, read_study, runs
+from fedloom.experiments.study_report import command
+from fedloom.records import SETTLED
+
+TEXT = """
+id = "tiny"
+paper = "Nobody 2020, table 0"
+title = "A tiny study"
+conflicts = ["D-33"]
+notes = ["it is tiny"]
+partition_per_seed = true
+
+[experiment]
+rounds = 3
+cohort = 3
+seeds = [0, 1]
+target = 0.3
+data = { name = "digits", partition = "dirichlet", clients = 12, alpha = 1.0 }
+model = { name = "logistic" }
+algorithm = { name = "fedavg", client_lr = 0.5 }
+
+[[axes]]
+name = "method"
+values.FedAvg = {}
+values.FedAdp = { "algorithm.name" = "fedadp" }
+
+[[axes]]
+name = "epochs"
+key = "epochs"
+values = [1, 2]
+
+[[measures]]
+name = "accuracy"
+kind = "final"
+last = 1
+scale = 100
+
+[[measures]]
+name = "rounds"
+kind = "rounds_to"
+scale = 100
+
+[table]
+rows = ["method"]
+columns = ["measure", "epochs"]
+
+[figure]
+kind = "FIGURE"
+x = "X"
+panels = ["epochs"]
+
+[[claims]]
+text = "FedAdp is faster"
+kind = "at_most"
+axis = "method"
+first = "FedAdp"
+second = "FedAvg"
+measure = "rounds"
+
+[scales.smoke]
+says = "one seed"
+set = { seeds = [0] }
+"""
+FIGURE = '\n[figure]\nkind = "FIGURE"\nx = "X"\npanels = ["epochs"]\n'
+PLAIN = TEXT.replace(FIGURE, "")
+CURVES = TEXT.replace("FIGURE", "curves").replace('x = "X"', "")
+PUBLISHED = """
+tiny = [
+  { cell = { method = "FedAvg", epochs = "1" }, measure = "accuracy", value = 99.0, std = 80.0 },
+  { cell = { method = "FedAdp", epochs = "1" }, measure = "rounds", best = 1.0 },
+]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A study in a folder of its own, with published numbers beside it."""
+    (tmp_path / "published.toml").write_text(PUBLISHED)
+    path = tmp_path / "tiny.toml"
+    path.write_text(PLAIN)
+    return path
+
+
+def ran(study: Study, out: Path, file: Path | None = None) -> tuple[dict[str, Any], str]:
+    """The report, and what was printed."""
+    told = io.StringIO()
+    console = Console(file=told, width=140, force_terminal=False)
+    return reproduce.reproduce(study, out, file, console=console), told.getvalue()
+
+
+# Stacks ---------------------------------------------------------------------------------------------------------------
+
+
+def sizes(study: Study) -> list[int]:
+    return [len(stack) for stack in stacks.stacks(runs(study))]
+
+
+def test_runs_share_a_stack_where_only_seeds_partitions_rates_and_servers_differ() -> None:
+    study = read_study(CURVES)
+    assert sizes(study) == [4, 4]  # one epoch, two epochs
+    rates = CURVES.replace('key = "epochs"\nvalues = [1, 2]', 'key = "algorithm.client_lr"\nvalues = [0.1, 0.2]')
+    assert sizes(read_study(rates)) == [8]
+    assert sizes(read_study(CURVES, ["executor=loop"])) == [1] * 8
+    prox = CURVES.replace('"algorithm.name" = "fedadp"', '"algorithm.name" = "fedprox", "algorithm.mu" = 1.0')
+    assert sizes(read_study(prox)) == [2, 2, 2, 2]  # other work for the clients
+    many = read_study(CURVES, [f"seeds={list(range(20))}"])
+    assert sizes(many) == [stacks.MOST, 8, stacks.MOST, 8]
+
+
+def test_on_a_cpu_convolutions_run_one_by_one() -> None:
+    study = read_study(CURVES.replace("logistic", "mnist_cnn"))
+    assert sizes(study) == [1] * 8
+    assert sizes(study.model_copy(update={"overrides": {"device": "cuda"}})) == [4, 4]
+
+
+def test_what_a_run_settles_for_itself_is_no_difference() -> None:
+    assert set(SETTLED) - {"dtype"} <= stacks._NOT_THE_NUMBERS
+
+
+def test_partitions_share_their_rows() -> None:
+    shelf = Shelf()
+    one, other = (build.build_data(run.experiment.data, shelf=shelf) for run in runs(read_study(CURVES))[:2])
+    assert one.x is other.x and one.test is other.test and not torch.equal(one.indices, other.indices)
+    alone = build.build_data(runs(read_study(CURVES))[1].experiment.data)
+    assert alone.fingerprint() == other.fingerprint()
+
+
+def test_a_forced_round_takes_those_who_hold_the_label() -> None:
+    experiment = runs(read_study(CURVES, ["forced=[{round=2,label=4},{round=3,clients=[5,1]}]"]))[0].experiment
+    data = build.build_data(experiment.data)
+    sampler = build.build_sampler(experiment, data)
+    assert not isinstance(sampler, str) and sampler.forced[2].tolist() == [1, 5]
+    assert isinstance(data.y, torch.Tensor)
+    shares = [float((data.y[data.rows(client)] == 4).double().mean()) for client in range(data.population)]
+    assert sorted(shares)[-3:] == sorted(shares[client] for client in sampler.forced[1].tolist())
+    with pytest.raises(FedloomError, match=r"forced\.0\.clients: expected a list of clients, or a label, and not both"):
+        runs(read_study(CURVES, ["forced=[{round=2}]"]))
+
+
+# Whole studies --------------------------------------------------------------------------------------------------------
+
+
+def test_a_study_is_run_printed_and_left_behind(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    file.write_text(CURVES)
+    report, said = ran(read_study(file), out, file)
+    for words in (
+        "tiny: A tiny study",
+        "Nobody 2020, table 0",
+        "scale full",
+        "8 runs in 4 cells, at most 24 rounds in all",
+        "note: it is tiny",
+        "D-33: 'count' default",
+        "estimated time on this machine: about ",
+        "99.00 ± 80",
+        "N/A (1)",
+        "matched: 1 of 2 published numbers",
+        "FedAdp is faster (in ",
+        "figure: ",
+    ):
+        assert words in said, words
+    stored = json.loads((out / "results.json").read_text(), parse_constant=pytest.fail)
+    assert {
+        "id",
+        "command",
+        "commit",
+        "device",
+        "seconds",
+        "scale",
+        "measured",
+        "published",
+        "claims",
+        "versions",
+    } <= set(stored)
+    assert (stored["id"], stored["scale"], stored["device"], stored["runs"]) == ("tiny", "full", "cpu", 8)
+    assert stored["command"] == "fedloom reproduce tiny --scale full" and stored["seconds"] > 0
+    assert len(stored["measured"]) == 8 and [each["matched"] for each in stored["published"]] == [True, False]
+    assert report["measured"] == stored["measured"]
+    assert (out / "figure.png").stat().st_size > 10_000
+    lines = [json.loads(line) for line in (out / "fedavg-1/seed1/metrics.jsonl").read_text().splitlines()]
+    last = next(
+        each
+        for each in stored["measured"]
+        if each["cell"] == {"method": "FedAvg", "epochs": "1", "measure": "accuracy"}
+    )
+    assert len(lines) == 3 and last["values"][1] == pytest.approx(100 * lines[-1]["test_accuracy"])
+    assert not list(out.rglob("checkpoints"))
+
+    # a run's own file repeats it alone
+    alone = tmp_path / "alone"
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["run", str(out / "fedavg-1/seed1/config.toml"), "--out", str(alone), "--quiet"])
+    again = [json.loads(line) for line in (alone / "metrics.jsonl").read_text().splitlines()]
+    assert stop.value.code == 0
+    assert [record["test_accuracy"] for record in again] == pytest.approx([r["test_accuracy"] for r in lines], abs=0.01)
+
+
+def test_finished_runs_are_not_run_again(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    study = read_study(file)
+    train, begun = stacks.train, []
+
+    def interrupted(stack: list[StudyRun], *rest: Any) -> None:
+        begun.append(len(stack))
+        if len(begun) == 2:
+            (out / stack[0].slug).mkdir(parents=True)
+            (out / stack[0].slug / "config.toml").write_text(stack[0].experiment.to_toml())
+            (out / stack[0].slug / "metrics.jsonl").write_text("half a li")
+            raise KeyboardInterrupt
+        train(stack, *rest)
+
+    monkeypatch.setattr(stacks, "train", interrupted)
+    with pytest.raises(
+        KeyboardInterrupt, match=r"interrupted with 4 of 8 runs finished, kept in .*: the same command goes"
+    ):
+        ran(study, out, file)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("summary.json")}
+    assert len(before) == 4 and not (out / "results.json").exists()
+    _, said = ran(study, out, file)
+    assert begun == [4, 4, 4] and "4 of 8 runs are finished and not run again" in said
+    assert all(path.stat().st_mtime_ns == when for path, when in before.items())
+    _, said = ran(study, out, file)
+    assert begun == [4, 4, 4] and "estimated" not in said
+
+
+def test_other_settings_in_the_same_folder_are_refused(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    ran(read_study(file, scale="smoke"), out, file)
+    ran(read_study(file), out, file)  # more seeds: those that are there stay
+    with pytest.raises(FedloomError, match=r"seed0, rounds: expected 2, got a run with 3: choose another --out"):
+        ran(read_study(file, ["experiment.rounds=2"]), out, file)
+    with pytest.raises(FedloomError, match=r"algorithms.0.client_lr: expected 0.1, got a run with 0.5"):
+        ran(read_study(file, ["algorithm.client_lr=0.1"]), out, file)
+    with pytest.raises(FedloomError, match="expected a new folder or one of 'tiny', got one with 'out' in it"):
+        ran(read_study(file), tmp_path, file)
+    with pytest.raises(FedloomError, match="got that of 'tiny'"):
+        ran(read_study(CURVES.replace('"tiny"', '"other"', 1)), out)
+
+
+def test_a_run_that_diverges_is_a_result(tmp_path: Path) -> None:
+    wild = PLAIN.replace("values.FedAvg = {}", 'values.FedAvg = { "algorithm.server_lr" = 1e300 }')
+    report, said = ran(read_study(wild, scale="smoke"), tmp_path / "out")
+    assert report["diverged"] == 2 and "diverged" in said
+    wild_cells = [each for each in report["measured"] if each["cell"]["method"] == "FedAvg"]
+    assert all(each["value"] is None and each["diverged"] == 1 for each in wild_cells)
+    assert report["claims"][0]["holds"] is True  # whoever diverged never arrived
+    _, said = ran(read_study(wild, scale="smoke"), tmp_path / "out")
+    assert "4 of 4 runs are finished" in said
+
+
+@pytest.mark.parametrize("kind", ["lines", "bars"])
+def test_a_measure_against_an_axis_is_drawn(kind: str, file: Path, tmp_path: Path) -> None:
+    text = TEXT.replace("FIGURE", kind).replace('x = "X"\npanels = ["epochs"]', 'x = "epochs"\nmeasure = "rounds"')
+    file.write_text(text)
+    ran(read_study(file, scale="smoke"), tmp_path / "out", file)
+    assert (tmp_path / "out/figure.png").stat().st_size > 8_000
+
+
+def test_facts_stand_beside_the_papers(tmp_path: Path) -> None:
+    text = """
+id = "sizes"
+paper = "Nobody 2020, table 9"
+title = "Sizes"
+facts = "models"
+rows = [{ row = "regression", model = { name = "logistic", inputs = 784, classes = 10 } }]
+"""
+    file = tmp_path / "sizes.toml"
+    file.write_text(text)
+    (tmp_path / "published.toml").write_text(
+        'sizes = [{ cell = { row = "regression", column = "parameters" }, value = 7850 }]'
+    )
+    report, said = ran(read_study(file), tmp_path / "out", file)
+    assert "7,850" in said and report["published"][0]["matched"] is True
+    counts = text.replace('"models"', '"data"').replace(
+        'model = { name = "logistic", inputs = 784, classes = 10 }',
+        'data = { name = "digits", partition = "iid", clients = 7 }',
+    )
+    report, _ = ran(read_study(counts), tmp_path / "counts")
+    assert [each["value"] for each in report["measured"]] == [7.0, 1438.0, None, 359.0]
+    rates = text.replace('"models"', '"hyperparameters"').replace(
+        'model = { name = "logistic", inputs = 784, classes = 10 }',
+        'column = "B", study = "fedadp-table1", key = "batch_size"',
+    )
+    report, _ = ran(read_study(rates), tmp_path / "rates")
+    assert [each["value"] for each in report["measured"]] == [32.0]
+    with pytest.raises(FedloomError, match="rows: expected model in every row, for facts = 'models'"):
+        read_study(text.replace("model = {", "data = {"))
+
+
+def test_the_commands(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments in (["reproduce", "tiny.toml", "--scale", "smoke"], ["run", "tiny.toml", "--set", "seeds=[0]"]):
+        with pytest.raises(SystemExit) as stop:
+            cli.main([*arguments, "--quiet"])
+        assert stop.value.code == 0
+    assert capsys.readouterr().out == ""
+    assert Path("runs/tiny-smoke/results.json").exists() and Path("runs/tiny-full/results.json").exists()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["reproduce", "tiny.toml", "--scale", "tiny"])
+    assert stop.value.code == 2 and "scale: expected one of full, smoke; got 'tiny'" in capsys.readouterr().err
+    again = read_study(Path("runs/tiny-full/config.toml"))
+    assert again.overrides == {"seeds": [0]} and command(again).endswith("'experiment.seeds=[0]'")
