@@ -17,11 +17,12 @@ from fedloom import algorithms, schedule, task, upload, weighting
 from fedloom.algorithm import Algorithm, replace
 from fedloom.data import catalog
 from fedloom.data.federated import FederatedData
+from fedloom.data.holdout import hold_out
 from fedloom.errors import FedloomError, choose
 from fedloom.experiments.algorithm_sections import AlgorithmSection, TorchServer
 from fedloom.experiments.data_sections import DataSection
 from fedloom.experiments.model_sections import ModelSection
-from fedloom.experiments.schema import Doubling, SystemSection
+from fedloom.experiments.schema import Doubling, Experiment, SystemSection
 from fedloom.experiments.section import Section
 from fedloom.models import MODELS, penalty
 from fedloom.sampling import doubling
@@ -61,6 +62,34 @@ def build_data(spec: DataSection, folder: Path | None = None) -> FederatedData:
     """The data set, dealt to its clients; files are looked for in `folder` where one is given."""
     with _data_folder(folder):
         return catalog.load(spec.name, spec.partition, spec.clients, spec.seed, **spec.options())
+
+
+def build_federation(experiment: Experiment, folder: Path | None = None) -> FederatedData:
+    """The experiment's data, without the clients it holds out."""
+    data = build_data(experiment.data, folder)
+    return data if experiment.validation is None else hold_out(data, experiment.validation, experiment.data.seed)
+
+
+def build_settings(experiment: Experiment) -> dict[str, Any]:
+    """What `simulate` takes beside task, data, algorithm and seed."""
+    return {
+        "rounds": experiment.rounds,
+        "cohort": build_cohort(experiment.cohort),
+        "epochs": experiment.epochs or 1,
+        "steps": experiment.steps,
+        "batch_size": experiment.batch_size,
+        "drop_last": experiment.drop_last,
+        "sampling_seed": experiment.sampling_seed,
+        "sampler": experiment.sampler,
+        "executor": experiment.executor,
+        "chunk": experiment.chunk,
+        "device": experiment.device,
+        "dtype": getattr(torch, experiment.dtype),
+        "eval_every": experiment.eval_every,
+        "evaluate_on": experiment.evaluate_on,
+        "alignment": experiment.alignment,
+        "system": build_system(experiment.system),
+    }
 
 
 def build_task(spec: ModelSection, data: FederatedData) -> Task:

@@ -93,11 +93,11 @@ def run_experiment(
     algorithms = [build.build_algorithm(run.algorithm) for run in runs]
     if first and not restarted:
         RunDirectory(out).config((runs[0].experiment if len(runs) == 1 else experiment).to_mapping())
-    data = build.build_data(experiment.data, data_folder)
+    data = build.build_federation(experiment, data_folder)
     task = build.build_task(experiment.model, data)
     results: list[RunResult] = []
     told: set[str] = set()
-    with _threads(experiment.threads), _bar(console, len(runs) * experiment.rounds) as bar:
+    with use_threads(experiment.threads), _bar(console, len(runs) * experiment.rounds) as bar:
         for index, (run, algorithm) in enumerate(zip(runs, algorithms, strict=True)):
             folder = out if len(runs) == 1 else out / run.slug
             seen: list[dict[str, Any]] = []
@@ -146,8 +146,6 @@ def _one(
     seen: list[dict[str, Any]],
 ) -> tuple[RunResult, str]:
     """One run, and the words for how it was executed; its records are put in `seen` as they come."""
-    import torch
-
     from fedloom.experiments import build
     from fedloom.simulation import simulate
 
@@ -166,23 +164,8 @@ def _one(
             task,
             data,
             algorithm,
-            rounds=experiment.rounds,
-            cohort=build.build_cohort(experiment.cohort),
-            epochs=experiment.epochs or 1,
-            steps=experiment.steps,
-            batch_size=experiment.batch_size,
-            drop_last=experiment.drop_last,
+            **build.build_settings(experiment),
             seed=run.seed,
-            sampling_seed=experiment.sampling_seed,
-            sampler=experiment.sampler,
-            executor=experiment.executor,
-            chunk=experiment.chunk,
-            device=experiment.device,
-            dtype=getattr(torch, experiment.dtype),
-            eval_every=experiment.eval_every,
-            evaluate_on=experiment.evaluate_on,
-            alignment=experiment.alignment,
-            system=build.build_system(experiment.system),
             callbacks=[watch],
             run_dir=folder,
             config=experiment.to_mapping(),
@@ -270,7 +253,7 @@ def _bar(console: Console, total: int) -> Iterator[Progress]:
 
 
 @contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def use_threads(count: int | None) -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()
