@@ -213,6 +213,10 @@ def read(source: Path | Traversable | str, overrides: Iterable[str] = ()) -> Exp
     `algorithms.*.client_lr=0.1` into all of it, and an empty value takes the key out.
     """
     written = Written.of(source, overrides)
+    if "tune" in written.table:
+        raise FedloomError(
+            f"{written.name or 'experiment'}: expected none to tune, got a [tune] table: use fedloom tune"
+        )
     return written.valid(Experiment, written.table)
 
 

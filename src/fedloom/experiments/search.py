@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedloom.errors import FedloomError
 from fedloom.experiments.selection import Rule
-from fedloom.experiments.tune_file import Axis, SearchSection, Tuned, TuneFile
+from fedloom.experiments.tune_file import Axis, SearchSection, Tuned
 from fedloom.experiments.tuning import Tried, Workshop
 
 if TYPE_CHECKING:
@@ -29,16 +29,12 @@ def require_optuna() -> None:
         )
 
 
-def search(algorithm: Tuned, file: TuneFile, workshop: Workshop) -> list[Tried]:
+def search(algorithm: Tuned, settings: SearchSection, rule: Rule, workshop: Workshop) -> list[Tried]:
     """Ranges of decades are searched continuously, lists by choice; a run worse than the median of others is pruned."""
     import optuna
 
-    settings = file.tune.search
-    assert settings is not None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     space = {key: _distribution(key, axis) for key, axis in algorithm.axes.items()}
-    measured = workshop.measured(next(algorithm.points()).experiment)
-    rule = Rule.of(file.tune, [measured])
     study = _study(settings, rule.lower)
     tried: list[Tried] = []
     while len(tried) < settings.trials:
@@ -82,7 +78,7 @@ def _tidy(value: Any) -> Any:
 
 
 def _watch(trial: optuna.Trial, metric: str, prune: bool) -> Callback:
-    """Tell how a run is going, and whether it is worth going on."""
+    """Tell the study how a run is going, and the run whether it is worth going on."""
 
     def watch(record: dict[str, Any]) -> bool:
         value = record.get(metric)
@@ -97,6 +93,11 @@ def _watch(trial: optuna.Trial, metric: str, prune: bool) -> Callback:
 def _tell(study: optuna.Study, trial: optuna.Trial, tried: Tried, rule: Rule) -> None:
     import optuna
 
+    told = study.get_trials(deepcopy=False)[trial.number].intermediate_values
+    for record in tried.runs[0].rounds if len(tried.runs) == 1 else ():  # what was read was watched by nobody
+        value = record.get(rule.metric)
+        if record["round"] not in told and value is not None and math.isfinite(value):
+            trial.report(value, record["round"])
     score = tried.score(rule)
     if not tried.pruned and score is not None:
         study.tell(trial, score)

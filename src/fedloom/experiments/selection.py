@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,16 +26,15 @@ class Rule:
     last: int | None  # None: all the rounds there are
 
     @staticmethod
-    def of(tune: TuneSection, records: Iterable[Record]) -> Rule:
-        """The rule of a file, its metric among those that were measured."""
+    def of(tune: TuneSection, measured: Collection[str]) -> Rule:
+        """The rule of a file, its metric among those that are measured."""
         if tune.select == "train_loss":
             return Rule("train_loss", "train_loss", None)
-        measured = {key for record in records for key in record}
         prefix = "validation" if tune.select == "validation" else "test"
         usual = f"{prefix}_accuracy" if f"{prefix}_accuracy" in measured else f"{prefix}_loss"
         metric = tune.metric or usual
-        if measured and metric not in measured:
-            raise choose("tune.metric", metric, {key for key in measured if key.startswith((prefix, "train_"))})
+        if tune.metric is not None and metric not in measured:
+            raise choose("tune.metric", metric, measured)
         return Rule(tune.select, metric, tune.last or LAST[tune.select])
 
     @property

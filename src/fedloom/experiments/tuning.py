@@ -11,7 +11,7 @@ import platform
 import shutil
 import statistics
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fedloom.task import Task
 
 FILE, POINTS = "tune.toml", "points"
+_PARTS = {"test": "test", "train": "trainset", "validation": "validation"}
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,9 @@ class Workshop:
             shared = run.experiment.model_dump(exclude={"algorithms", "seeds"})
             alike.setdefault((json.dumps(shared), client_work(algorithm)), []).append((run, algorithm))
         for group in alike.values():
-            for start in range(0, len(group), self.together):
-                yield group[start : start + self.together]
+            size = -(-len(group) // -(-len(group) // self.together))  # even ones
+            for start in range(0, len(group), size):
+                yield group[start : start + size]
 
     def _together(self, group: Sequence[tuple[Run, Algorithm]]) -> dict[Path, Outcome]:
         from fedloom.experiments.build import build_settings
@@ -208,12 +210,15 @@ class Workshop:
             self.loaded = {kind: (data, build_task(experiment.model, data))}  # one data set at a time
         return self.loaded[kind]
 
-    def measured(self, experiment: Experiment) -> dict[str, None]:
-        """What a run's records will have, with no values yet."""
+    def measured(self, experiment: Experiment) -> set[str]:
+        """The measures that a run's records will have."""
         _, task = self._load(experiment)
-        return {
-            f"{part}_{name}": None for part in ("train", *experiment.evaluate_on) for name in ("loss", *task.metrics)
-        }
+        parts = ["train", *(_PARTS[part] for part in experiment.evaluate_on if part in _PARTS)]
+        found = {f"{part}_{name}" for part in parts for name in ("loss", *task.metrics)}
+        if "clients" in experiment.evaluate_on:
+            cuts = ("p5", "p25", "p50", "p75", "p95", "mean")
+            found |= {f"client_{name}/{cut}" for name in ("loss", *task.metrics) for cut in cuts}
+        return found
 
     def _say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -232,16 +237,16 @@ def tune(
         from fedloom.experiments.search import require_optuna
 
         require_optuna()
+    rule = Rule.of(file.tune, workshop.measured(next(algorithms[0].points()).experiment))
     workshop.prepare(file)
     if file.tune.search is not None:
         from fedloom.experiments.search import search
 
-        tried = {algorithm.label: search(algorithm, file, workshop) for algorithm in algorithms}
+        tried = {algorithm.label: search(algorithm, file.tune.search, rule, workshop) for algorithm in algorithms}
     else:
         points = {algorithm.label: list(algorithm.points()) for algorithm in algorithms}
         found = iter(workshop.try_points([point for own in points.values() for point in own]))
         tried = {label: [next(found) for _ in own] for label, own in points.items()}
-    rule = Rule.of(file.tune, _all_records(tried.values()))
     best = {algorithm.label: _best(tried[algorithm.label], rule) for algorithm in algorithms}
     outcome = tune_report.Findings(file, algorithms, tried, best, rule)
     tune_report.show(outcome, out, console)
@@ -251,10 +256,6 @@ def tune(
 def _best(tried: Sequence[Tried], rule: Rule) -> Tried | None:
     place = rule.best([each.score(rule) for each in tried])
     return None if place is None else tried[place]
-
-
-def _all_records(tried: Iterable[Sequence[Tried]]) -> list[dict[str, Any]]:
-    return [record for own in tried for each in own for run in each.runs for record in run.rounds]
 
 
 def _records(folder: Path) -> list[dict[str, Any]]:

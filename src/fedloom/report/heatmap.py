@@ -58,7 +58,7 @@ def heat_map(
 
 
 def _norm(values: Floats, lower: bool) -> Normalize:
-    """The whole span; of a loss, only up to what the start would have: beyond it all is equally bad."""
+    """The whole span; of a loss, up to four times the best: what is beyond is equally bad."""
     known = values[np.isfinite(values)]
     if not known.size:
         return Normalize(0, 1)
@@ -111,11 +111,11 @@ def _power(rate: float) -> str:
 
 
 def _frame(axes: Axes, column: int, row: int) -> None:
-    """The best one: seen on any colour."""
+    """The best one, whose colour is the lightest."""
     for colour, width in ((INK, 6.0), ("#E69F00", 3.0)):
         axes.add_patch(
             Rectangle(
                 (column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=colour, linewidth=width, zorder=3, clip_on=False
             )
         )
-    axes.text(column, row - 0.32, "best", ha="center", va="center", fontsize=9, fontweight="bold", color="#E69F00")
+    axes.text(column, row - 0.32, "best", ha="center", va="center", fontsize=9, fontweight="bold", color=INK)
