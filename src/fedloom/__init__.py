@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedloom import schedule as schedule
     from fedloom.algorithm import Algorithm as Algorithm
     from fedloom.algorithm import replace as replace
+    from fedloom.algorithms import central as central
     from fedloom.algorithms import fedadagrad as fedadagrad
     from fedloom.algorithms import fedadam as fedadam
     from fedloom.algorithms import fedadp as fedadp
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from fedloom.data.catalog import load as load
     from fedloom.data.federated import FederatedData as FederatedData
     from fedloom.data.federated import federate as federate
+    from fedloom.data.holdout import hold_out as hold_out
     from fedloom.errors import Diverged as Diverged
     from fedloom.errors import FedloomError as FedloomError
     from fedloom.estimate import estimate_accumulator as estimate_accumulator
@@ -71,12 +73,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "algorithm": ("Algorithm", "replace"),
     "algorithms": (
-        *("fedadagrad", "fedadam", "fedadp", "fedavg", "fedavgm", "feddyn", "fedglad", "fedlamb", "fedlars", "fednova"),
-        *("fedprox", "fedsgd", "fedyogi", "normalized_fedavg", "scaffold"),
+        *("central", "fedadagrad", "fedadam", "fedadp", "fedavg", "fedavgm", "feddyn", "fedglad", "fedlamb", "fedlars"),
+        *("fednova", "fedprox", "fedsgd", "fedyogi", "normalized_fedavg", "scaffold"),
     ),
     "callbacks": ("stop_at",),
     "data.catalog": ("load",),
     "data.federated": ("FederatedData", "federate"),
+    "data.holdout": ("hold_out",),
     "errors": ("Diverged", "FedloomError"),
     "estimate": ("estimate_accumulator",),
     "personalization": ("personalize",),

@@ -51,6 +51,7 @@ def _top(
     fedloom run quickstart --set rounds=20     the same with a key changed
     fedloom run my.toml --out runs/mine        your own experiment
     fedloom reproduce fedadp-table1            a paper's table, measured beside published
+    fedloom tune my.toml                       the best learning rates for it
     fedloom list                               what there is to name in one
     fedloom bench                              how fast this machine is
     """
@@ -158,6 +159,46 @@ def _reproduce(
 def _check_data(folder: Path | None) -> None:
     if folder is not None and not folder.is_dir():
         raise FedloomError(f"--data: expected a folder, got {str(folder)!r}, which is none")
+
+
+@app.command()
+def tune(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="An experiment file with a [tune] table.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a key, such as rounds=20 or tune.select=last."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write; runs/NAME-tune unless given. Named again, it goes on there.")
+    ] = None,
+    executor: Annotated[str | None, typer.Option(help="auto, loop or vectorized.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0, mps, ...")] = None,
+    data: Annotated[Path | None, typer.Option(help="Where data sets are looked for.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+) -> None:
+    """Try a grid of settings, or search among them; prints and stores the best of each algorithm.
+
+    \b
+    fedloom tune my.toml
+    fedloom tune my.toml --set tune.select=last --out runs/my-tune
+    fedloom run runs/my-tune/best.toml
+    """
+    from fedloom.experiments.registry import find
+    from fedloom.experiments.tune_file import read_tune
+
+    overrides = list(settings or [])
+    overrides += [f"{key}={value}" for key, value in (("executor", executor), ("device", device)) if value is not None]
+    wanted = read_tune(find(file), overrides)
+    _check_data(data)
+    if by_torchrun():
+        raise FedloomError("tune: expected one process, got several by torchrun: start it without")
+    folder = _free(f"{wanted.experiment_table['name']}-tune") if out is None else out
+    try:
+        from fedloom.experiments.tuning import tune as try_all
+
+        try_all(wanted, folder, data, quiet)
+    except KeyboardInterrupt:
+        _fail(f"interrupted; the same command with --out {folder} goes on with what is not finished", INTERRUPTED)
 
 
 @app.command(name="list")

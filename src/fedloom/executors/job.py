@@ -172,7 +172,9 @@ def train(job: Job, parts: Sequence[Part], run: Runner) -> Iterator[Trained]:
         start = own.stop
         next_rows: Params = {}
         extra: Extra = {}
-        if memory is not None and algorithm.work.name != "full_gradient":
+        if algorithm.work.pooled:
+            next_rows = _rows_of(local.optimizer_row(carry["optimizer"]), own)
+        elif memory is not None and algorithm.work.name != "full_gradient":
             rates = part.assignment.rates.total(part.assignment.server_round, steps[own])
             mine = (_rows_of(leaves, own) for leaves in (stack.own["row"], carry["params"], gradient))
             next_rows, extra = _remember(memory, part.assignment, rates, *mine)
@@ -196,9 +198,7 @@ def _stacked(job: Job, parts: Sequence[Part]) -> Stack:
     """The stack before its first step, without a plan."""
     sized = [(part.assignment, len(part.clients)) for part in parts]
     first = parts[0].assignment
-    carry: Carry = _joined(
-        [_repeat(local.start(job.functional, job.algorithm, run.params, run.buffers), size) for run, size in sized]
-    )
+    carry: Carry = _joined([_repeat(_started(job, run), size) for run, size in sized])
     row: Params = {}
     if job.algorithm.memory is not None:
         row = _joined([part.assignment.rows.gather(part.clients.tolist(), first.params) for part in parts])
@@ -216,6 +216,15 @@ def _stacked(job: Job, parts: Sequence[Part]) -> Stack:
         first.server_round if len(rounds) == 1 else None,
         first.round,
     )
+
+
+def _started(job: Job, run: Assignment) -> Carry:
+    """A client of the run before its first step; the one that has everybody's rows goes on with its optimizer."""
+    carry = local.start(job.functional, job.algorithm, run.params, run.buffers)
+    if job.algorithm.work.pooled and run.rows.rows:
+        [row] = run.rows.rows.values()
+        carry["optimizer"] = local.optimizer_of(row, carry["optimizer"])
+    return carry
 
 
 def _planned(job: Job, parts: Sequence[Part], stack: Stack, whole: bool) -> Stack:

@@ -93,7 +93,7 @@ def run_experiment(
     algorithms = [build.build_algorithm(run.algorithm) for run in runs]
     if first and not restarted:
         RunDirectory(out).config((runs[0].experiment if len(runs) == 1 else experiment).to_mapping())
-    data = build.build_data(experiment.data, data_folder)
+    data = build.build_federation(experiment, data_folder)
     task = build.build_task(experiment.model, data)
     results: list[RunResult] = []
     told: set[str] = set()
