@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedloom.report.figures import is_share
+from fedloom.report.figures import final, is_share, score
 from fedloom.report.partition_map import partitions
 from fedloom.report.series import AXES, Series, axes, line, metrics, percentile_line
 
@@ -39,7 +41,7 @@ TITLES = {
     "seconds": "Seconds of a round by the clock",
 }
 MANY = 12
-"""With more series than this in several folders, the page begins with one folder's."""
+"""More series than this in several folders: the page begins with one folder's, and with that folder's best."""
 
 
 def payload(series: Sequence[Series], folder: Path | None = None) -> dict[str, Any]:
@@ -61,12 +63,30 @@ def payload(series: Sequence[Series], folder: Path | None = None) -> dict[str, A
         ],
         "groups": groups,
         "group": groups[0] if len(groups) > 1 and len(series) > MANY else None,
+        "hidden": _hidden(series),
         "axes": {name: title for name, title in AXES.items() if any(name in place for place in places)},
         "learning": [name for name in LEARNING if name in lines],
         "inside": inside,
         "metrics": lines,
         "partitions": partitions(series, folder),
     }
+
+
+def _hidden(series: Sequence[Series]) -> list[int]:
+    """The series that a reader has to ask for: of a folder with many, all but the best."""
+    metric = score(series)
+    hidden = []
+    for group in dict.fromkeys(each.group for each in series):
+        members = [index for index, each in enumerate(series) if each.group == group]
+        if len(members) > 2 * MANY:
+            hidden += sorted(members, key=lambda index: _rank(series[index], metric))[MANY:]
+    return sorted(hidden)
+
+
+def _rank(each: Series, metric: str | None) -> float:
+    finals = [value for run in each.runs if (value := final(run, metric or "train_loss")) is not None]
+    mean = statistics.fmean(finals) if finals else math.inf
+    return mean if metric is None or not finals else -mean
 
 
 def _metric(name: str, lines: Sequence[dict[str, list[float]] | None], title: str | None = None) -> dict[str, Any]:

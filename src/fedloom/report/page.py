@@ -41,7 +41,7 @@ def render(found: Found, data_folder: Path | None = None) -> str:
     """The whole page."""
     series = assemble(found.runs)
     content = payload(series, data_folder)
-    script = _file("page.js")
+    script = f"{_file('charts.js')}\n{_file('page.js')}"
     sections = [
         _section("summary", "Summary", _summary(series)),
         _section("published", "Measured beside published", _studies(found.studies)),
@@ -115,15 +115,18 @@ def _runs(runs: Sequence[Run]) -> str:
 
 def _title(found: Found) -> str:
     """What all runs are called, or how many experiments there are."""
+    if len(found.studies) == 1 and all(run.group == found.studies[0].path.resolve() for run in found.runs):
+        return str(found.studies[0].content.get("title") or found.studies[0].name)
     titles = _once(str(run.config.get("title") or run.config.get("name") or run.label) for run in found.runs)
-    titles = titles or _once(str(study.content.get("id") or study.path.resolve().name) for study in found.studies)
-    return titles[0] if len(titles) == 1 else f"{len(titles)} experiments compared"
+    names = _once(str(run.config.get("name") or run.label) for run in found.runs)
+    single = [told[0] for told in (titles, names) if len(told) == 1]
+    return single[0] if single else f"{len({run.group for run in found.runs} or found.studies)} experiments compared"
 
 
 def _facts(found: Found, series: Sequence[Series]) -> dict[str, str]:
     runs = found.runs
     if not runs:
-        return {"studies": ", ".join(str(study.content.get("id") or study.path.name) for study in found.studies)}
+        return {"studies": ", ".join(study.name for study in found.studies)}
     labels = [each.label for each in series]
     compared = ", ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "")
     ends = [when for run in runs if (when := run.finished) is not None]

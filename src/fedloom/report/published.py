@@ -10,14 +10,15 @@ from fedloom.report.markup import Cell, definitions, table, tag, text
 from fedloom.report.runs import Study, is_number
 
 Row = Mapping[str, Any]
-_FACTS = ("scale", "command", "commit", "device", "seconds")
+_FACTS = ("paper", "scale", "stand_in", "command", "commit", "device", "seconds")
+_MATCHED = {True: Cell("yes", kind="good"), False: Cell("no", kind="bad"), None: Cell("–")}
 _MARKS = {True: ("passed", "good"), False: ("failed", "bad"), None: ("not decided", "soft")}
 
 
 def study(one: Study, folded: bool = False) -> str:
     """What was run, how it compares, which claims hold. What a file does not have is left out."""
     content = one.content
-    name = str(content.get("id") or one.path.resolve().name)
+    name = ": ".join(str(part) for part in (one.name, content.get("title")) if part)
     facts = {key: _fact(key, content[key]) for key in _FACTS if content.get(key) is not None}
     parts = [definitions(facts, "facts") if facts else ""]
     rows = compared(_rows(content.get("measured")), _rows(content.get("published")))
@@ -31,8 +32,17 @@ def study(one: Study, folded: bool = False) -> str:
 
 
 def _verdict(claims: Sequence[Row]) -> str:
-    held = sum(claim.get("passed") is True for claim in claims)
+    held = sum(_holds(claim) is True for claim in claims)
     return f"{held} of {len(claims)} claims hold" if claims else ""
+
+
+def _holds(claim: Row) -> bool | None:
+    return _bool(claim, "passed" if "passed" in claim else "holds")
+
+
+def _bool(row: Row | None, key: str) -> bool | None:
+    told = (row or {}).get(key)
+    return told if isinstance(told, bool) else None
 
 
 def compared(measured: Sequence[Row], published: Sequence[Row]) -> list[tuple[Row, Row | None, Row | None]]:
@@ -40,29 +50,35 @@ def compared(measured: Sequence[Row], published: Sequence[Row]) -> list[tuple[Ro
 
     >>> rows = compared([{"cell": {"alpha": 1}, "value": 0.9}], [{"cell": {"alpha": 1}, "value": 0.8}])
     >>> [(cell, ours["value"], theirs["value"]) for cell, ours, theirs in rows]
-    [({'alpha': 1}, 0.9, 0.8)]
+    [({'alpha': '1'}, 0.9, 0.8)]
     """
-    ours = {_coordinates(row): row for row in measured}
-    theirs = {_coordinates(row): row for row in published}
-    return [(dict(key), ours.get(key), theirs.get(key)) for key in dict.fromkeys([*ours, *theirs])]
+    ours = {frozenset(_coordinates(row).items()): row for row in measured}
+    theirs = {frozenset(_coordinates(row).items()): row for row in published}
+    places = {**theirs, **ours}
+    return [(_coordinates(places[key]), ours.get(key), theirs.get(key)) for key in dict.fromkeys([*ours, *theirs])]
 
 
-def _coordinates(row: Row) -> tuple[tuple[str, str], ...]:
+def _coordinates(row: Row) -> dict[str, str]:
+    """Where a number stands, in words: 1 and 1.0 are the same place."""
     cell = row.get("cell")
     named = cell if isinstance(cell, Mapping) else {"cell": cell} if cell is not None else {}
     measure = {"measure": row["measure"]} if row.get("measure") is not None else {}
-    return tuple((str(key), settings.shown(value)) for key, value in {**named, **measure}.items())
+    told = {**named, **measure}
+    return {str(key): f"{value:g}" if is_number(value) else settings.shown(value) for key, value in told.items()}
 
 
 def _numbers(rows: Sequence[tuple[Row, Row | None, Row | None]]) -> str:
     keys = list(dict.fromkeys(key for cell, _, _ in rows for key in cell))
-    best = any("best" in (side or {}) for _, ours, theirs in rows for side in (ours, theirs))
+    best = any(is_number((side or {}).get("best")) for _, ours, theirs in rows for side in (ours, theirs))
+    judged = any(_bool(theirs, "matched") is not None for _, _, theirs in rows)
     headings = [*keys, "measured", "published", "difference", *(["best", "published best"] if best else [])]
+    headings += ["matched"] if judged else []
     lines = []
     for cell, ours, theirs in rows:
         bests = [_number((side or {}).get("best")) for side in (ours, theirs)] if best else []
         coordinates = [Cell(str(cell.get(key, ""))) for key in keys]
-        lines.append([*coordinates, _value(ours), _value(theirs), _difference(ours, theirs), *bests])
+        verdict = [_MATCHED[_bool(theirs, "matched")]] if judged else []
+        lines.append([*coordinates, _value(ours), _value(theirs), _difference(ours, theirs), *bests, *verdict])
     return table(headings, lines, sortable=True)
 
 
@@ -73,7 +89,9 @@ def _value(row: Row | None) -> Cell:
 
 
 def _number(value: Any) -> Cell:
-    return Cell(shown(value), float(value)) if is_number(value) else Cell("–")
+    if is_number(value):
+        return Cell(shown(value), float(value))
+    return Cell(value if isinstance(value, str) else "–")
 
 
 def _difference(ours: Row | None, theirs: Row | None) -> Cell:
@@ -98,10 +116,10 @@ def shown(value: float) -> str:
 def _claims(claims: Sequence[Row]) -> str:
     lines = []
     for claim in claims:
-        passed = claim.get("passed")
-        said, kind = _MARKS[passed if isinstance(passed, bool) else None]
-        detail = claim.get("detail")
-        more = tag("small", text(settings.shown(detail))) if detail not in (None, "") else ""
+        said, kind = _MARKS[_holds(claim)]
+        counted = f"in {claim['held']} of {claim['of']} cases" if "held" in claim and "of" in claim else ""
+        detail = settings.shown(claim["detail"]) if claim.get("detail") not in (None, "") else ""
+        more = tag("small", text("; ".join(filter(None, (counted, detail)))))
         lines.append(tag("li", f"{tag('b', said, class_=kind)} {text(claim.get('text', ''))} {more}"))
     return tag("ul", "".join(lines), class_="claims")
 

@@ -28,6 +28,8 @@ class Run:
     rounds: list[dict[str, Any]]
     summary: Mapping[str, Any] | None = None
     diverged: str | None = None
+    group: Path | None = None
+    """The folder it belongs to: that of its study, or the one that holds it."""
 
     @cached_property
     def columns(self) -> dict[str, dict[int, float]]:
@@ -76,6 +78,10 @@ class Study:
     path: Path
     content: Mapping[str, Any]
 
+    @property
+    def name(self) -> str:
+        return str(self.content.get("id") or self.path.resolve().name)
+
 
 @dataclass(frozen=True)
 class Found:
@@ -103,7 +109,7 @@ def read(directories: Iterable[Path]) -> Found:
             if (folder / RESULTS).is_file():
                 found.studies.append(Study(folder, _json_object(folder / RESULTS)))
             if _is_run(folder):
-                found.runs.append(_run(folder))
+                found.runs.append(_run(folder, directory))
     return found
 
 
@@ -143,15 +149,28 @@ def _told_order(folder: Path) -> dict[str, int]:
 
 
 def _is_run(folder: Path) -> bool:
-    """A run has rounds, or at least a state: one that diverges in its first round has no more than that."""
-    return (folder / METRICS).is_file() or ((folder / CONFIG).is_file() and (folder / CHECKPOINTS).is_dir())
+    """A run has rounds; one that diverged in its first has at least a state, or a summary of its own."""
+    if (folder / METRICS).is_file():
+        return True
+    summary = folder / SUMMARY
+    begun = (folder / CHECKPOINTS).is_dir() or (summary.is_file() and "seed" in _json_object(summary))
+    return begun and (folder / CONFIG).is_file()
 
 
-def _run(folder: Path) -> Run:
+def _run(folder: Path, top: Path) -> Run:
     config = _config(folder / CONFIG)
     summary = _json_object(folder / SUMMARY) if (folder / SUMMARY).exists() else None
     rounds = _rounds(folder / METRICS) if (folder / METRICS).exists() else []
-    return Run(folder, _label(config, folder), config, rounds, summary, _diverged(folder))
+    told = (summary or {}).get("diverged")
+    diverged = told if isinstance(told, str) else _diverged(folder)
+    return Run(folder, _label(config, folder), config, rounds, summary, diverged, _group(folder, top))
+
+
+def _group(folder: Path, top: Path) -> Path:
+    """The folder of the study above it, within what was named; else the folder it is in."""
+    above = [folder, *folder.parents]
+    within = above[: above.index(top) + 1]
+    return next((path for path in within if (path / RESULTS).is_file()), folder.parent).resolve()
 
 
 def _config(path: Path) -> dict[str, Any]:

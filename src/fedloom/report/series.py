@@ -55,7 +55,7 @@ def assemble(runs: Sequence[Run]) -> list[Series]:
         while any(seeds == _seeds(other) for other in together.get((*base, copy), [])):
             copy += 1
         together.setdefault((*base, copy), []).append(run)
-    groups = _groups([kept[0].path for kept in together.values()])
+    groups = _groups([kept[0].group or kept[0].path.resolve().parent for kept in together.values()])
     tables = [settings.merged([settings.flat(run.config) for run in kept]) for kept in together.values()]
     labels = _labels([kept[0] for kept in together.values()], tables)
     return [
@@ -69,18 +69,21 @@ def _seeds(run: Run) -> tuple[Any, ...]:
     return (run.seed, *(flat.get(key) for key in sorted(settings.SEEDS)))
 
 
-def _groups(paths: Sequence[Path]) -> list[str]:
-    """The folder that holds each run, as far as these folders differ."""
-    parents = [path.resolve().parent for path in paths]
-    if len(set(parents)) < 2:
-        return [""] * len(parents)
-    shared = Path(os.path.commonpath(parents))
-    return [parent.relative_to(shared).as_posix() if parent != shared else shared.name for parent in parents]
+def _groups(folders: Sequence[Path]) -> list[str]:
+    """The folders that runs belong to, as far as they differ."""
+    if len(set(folders)) < 2:
+        return [""] * len(folders)
+    shared = Path(os.path.commonpath(folders))
+    return [folder.relative_to(shared).as_posix() if folder != shared else shared.name for folder in folders]
 
 
 def _labels(firsts: Sequence[Run], tables: Sequence[settings.Flat]) -> list[str]:
-    """Labels that differ: to those that do not, what their settings differ in is added, or else where they are."""
+    """Labels that differ. Those that do not give way to titles that do, or what their settings differ in is added, or
+    else where they are."""
     labels = [run.label for run in firsts]
+    titles = [str(run.config.get("title", "")) for run in firsts]
+    if len(set(labels)) < len(labels) and len({*titles, ""}) > len(titles):  # every cell of a study has a title
+        return titles
     for label in {label for label in labels if labels.count(label) > 1}:
         places = [index for index, other in enumerate(labels) if other == label]
         told = [_told(tables[index], [tables[place] for place in places]) for index in places]
