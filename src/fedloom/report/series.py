@@ -57,7 +57,7 @@ def assemble(runs: Sequence[Run]) -> list[Series]:
         together.setdefault((*base, copy), []).append(run)
     groups = _groups([kept[0].group or kept[0].path.resolve().parent for kept in together.values()])
     tables = [settings.merged([settings.flat(run.config) for run in kept]) for kept in together.values()]
-    labels = _labels([kept[0] for kept in together.values()], tables)
+    labels = _labels([kept[0] for kept in together.values()], tables, groups)
     return [
         Series(label, group, kept, table)
         for label, group, kept, table in zip(labels, groups, together.values(), tables, strict=True)
@@ -77,7 +77,7 @@ def _groups(folders: Sequence[Path]) -> list[str]:
     return [folder.relative_to(shared).as_posix() if folder != shared else shared.name for folder in folders]
 
 
-def _labels(firsts: Sequence[Run], tables: Sequence[settings.Flat]) -> list[str]:
+def _labels(firsts: Sequence[Run], tables: Sequence[settings.Flat], groups: Sequence[str]) -> list[str]:
     """Labels that differ. Those that do not give way to titles that do, or what their settings differ in is added, or
     else where they are."""
     labels = [run.label for run in firsts]
@@ -88,6 +88,8 @@ def _labels(firsts: Sequence[Run], tables: Sequence[settings.Flat]) -> list[str]
         places = [index for index, other in enumerate(labels) if other == label]
         told = [_told(tables[index], [tables[place] for place in places]) for index in places]
         if len(set(told)) < len(places) or any(len(text) > 40 for text in told):
+            told = [groups[index] for index in places]
+        if len(set(told)) < len(places):
             told = _short_paths([firsts[index].path for index in places])
         for index, text in zip(places, told, strict=True):
             labels[index] = f"{label} ({text})"
