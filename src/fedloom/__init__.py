@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from fedloom import callbacks as callbacks
     from fedloom import models as models
     from fedloom import sampling as sampling
     from fedloom import schedule as schedule
@@ -96,7 +97,7 @@ _HOMES = {
     "upload": ("Upload", "adaptive_clip", "clip", "keep", "zeroing"),
     "weighting": ("Weighting", "by_angle", "by_effective_steps", "by_examples", "uniform"),
 }
-_MODULES = {"partition": "data.partition", "models": "models", "sampling": "sampling", "schedule": "schedule"}
+_MODULES = {"partition": "data.partition"} | {name: name for name in ("callbacks", "models", "sampling", "schedule")}
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted([*_HOME, *_MODULES])
 

@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from fedloom.trackers import mlflow as mlflow
+from fedloom.trackers import tensorboard as tensorboard
+from fedloom.trackers import wandb as wandb
+
 Callback = Callable[[dict[str, Any]], "bool | None"]
 
 

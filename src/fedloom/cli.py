@@ -12,7 +12,7 @@ import typer
 
 from fedloom import __version__
 from fedloom.data import commands as data_commands
-from fedloom.errors import Diverged, FedloomError, choose
+from fedloom.errors import Damaged, Diverged, FedloomError, choose
 from fedloom.launched import by_torchrun
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-MISTAKE, DIVERGED, INTERRUPTED = 2, 4, 130
+MISTAKE, DAMAGED, DIVERGED, INTERRUPTED = 2, 3, 4, 130
 
 app = typer.Typer(
     name="fedloom",
@@ -52,6 +52,7 @@ def _top(
     fedloom run my.toml --out runs/mine        your own experiment
     fedloom reproduce fedadp-table1            a paper's table, measured beside published
     fedloom tune my.toml                       the best learning rates for it
+    fedloom report runs/quickstart             a page that compares the runs
     fedloom list                               what there is to name in one
     fedloom bench                              how fast this machine is
     """
@@ -244,6 +245,31 @@ def list_(
 
 
 @app.command()
+def report(
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Run directories, or ones that hold several.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write; report.html in the first DIR unless given.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Where data sets are looked for, to draw who holds what.")] = None,
+) -> None:
+    """Compare runs in one HTML page that needs nothing else: curves, tables, settings, who holds what.
+
+    \b
+    fedloom report runs/quickstart
+    fedloom report runs/mine runs/other --out comparison.html
+    """
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise FedloomError(f"--out: expected a file in a folder that exists, got {str(out)!r}")
+    if data is not None and not data.is_dir():
+        raise FedloomError(f"--data: expected a folder, got {str(data)!r}, which is none")
+    from fedloom.report.page import write_report
+
+    typer.echo(f"report: {write_report(directories, out, data)}")
+
+
+@app.command()
 def bench(
     workloads: Annotated[
         str | None,
@@ -321,6 +347,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         code = command.main(arguments, prog_name="fedloom", standalone_mode=False)
     except Diverged as error:
         _fail(str(error), DIVERGED)
+    except Damaged as error:
+        _fail(str(error), DAMAGED)
     except FedloomError as error:
         _fail(str(error), MISTAKE)
     except (KeyboardInterrupt, typer.Abort):
