@@ -13,7 +13,8 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from fedloom.report.plots import INK, STYLE, Floats
+from fedloom.report.palette import INK
+from fedloom.report.plots import STYLE, Floats
 
 Pair = tuple[float, float]
 """(client rate, server rate)."""
