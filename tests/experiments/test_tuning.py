@@ -201,7 +201,8 @@ def test_the_grid_picks_what_running_each_alone_picks(select: str, tmp_path: Pat
         data = build.build_federation(experiment)
         task = build.build_task(experiment.model, data)
         made = build.build_algorithm(experiment.algorithms[0])
-        runs = [fl.simulate(task, data, made, **build.build_settings(experiment), seed=seed) for seed in (0, 1)]
+        settings = build.build_options(experiment, data)
+        runs = [fl.simulate(task, data, made, **settings | {"seed": seed}) for seed in (0, 1)]
         decides = Rule.of(algorithm.file.tune, {key for record in runs[0].rounds for key in record})
         own = [decides.score(run.rounds, experiment.rounds) for run in runs]
         scores.append(sum(score for score in own if score is not None) / 2)
