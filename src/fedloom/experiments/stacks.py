@@ -47,7 +47,8 @@ def stacks(runs: Iterable[StudyRun]) -> list[list[StudyRun]]:
     found: list[list[StudyRun]] = []
     for group in groups.values():
         most = MOST if _stacks_well(group[0].experiment) else 1
-        found += [group[start : start + most] for start in range(0, len(group), most)]
+        size = -(-len(group) // -(-len(group) // most))  # even ones: a short stack takes nearly as long as a full one
+        found += [group[start : start + size] for start in range(0, len(group), size)]
     return sorted(found, key=lambda stack: stack[0].experiment.data.name)
 
 
