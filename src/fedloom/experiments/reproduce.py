@@ -153,7 +153,7 @@ def _run(study: Study, wanted: Sequence[StudyRun], out: Path, data_folder: Path 
     pile = stacks(missing)
     shelf, name = Shelf(), ""
     total = sum(run.experiment.rounds for run in missing)
-    began = told = time.perf_counter()
+    told = time.perf_counter()
     try:
         with rounds_bar(console, total) as bar:
             task = bar.task_ids[0]
@@ -167,7 +167,7 @@ def _run(study: Study, wanted: Sequence[StudyRun], out: Path, data_folder: Path 
                 shown = "" if accuracy is None else f"  {accuracy:.1%}"
                 bar.update(task, advance=1, description=f"{shorten(run.label, 50)}{shown}")
 
-            through = 0
+            through, began = 0, time.perf_counter()
             for stack in pile:
                 if stack[0].experiment.data.name != name:  # one data set in memory at a time
                     shelf, name = Shelf(), stack[0].experiment.data.name

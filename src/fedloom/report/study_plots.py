@@ -70,7 +70,7 @@ def study_figure(
             handles.append(Line2D([], [], color=INK, marker="o", mfc="white", linestyle="none", label="published"))
         figure.suptitle(study.title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
         if handles:
-            figure.legend(handles=handles, loc="outside lower left", ncols=min(5, len(handles)), frameon=False)
+            figure.legend(handles=handles, loc="outside lower left", ncols=_abreast(handles, size[0]), frameon=False)
         figure.savefig(path, format="png")
     return True
 
@@ -100,6 +100,12 @@ def _look(index: int) -> tuple[str, Any]:
 
 def _handle(line: Cell, look: tuple[str, Any]) -> Line2D:
     return Line2D([], [], color=look[0], linestyle=look[1], linewidth=2.2, label=", ".join(line.values()))
+
+
+def _abreast(handles: Sequence[Line2D], inches: float) -> int:
+    """How many names of the legend fit side by side: a letter takes about 0.09 inches, the line before it 0.7."""
+    widest = max(len(str(handle.get_label())) for handle in handles)
+    return max(1, min(len(handles), int(inches / (0.7 + 0.09 * widest))))
 
 
 def _draw_curves(
