@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
+from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
@@ -68,9 +69,14 @@ def study_figure(
         handles = [_handle(line, colours[key(line)]) for line in lines if line]
         if wanted.kind != "curves" and numbers:
             handles.append(Line2D([], [], color=INK, marker="o", mfc="white", linestyle="none", label="published"))
-        figure.suptitle(study.title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
+        title = fill(study.title, int(9.2 * size[0]))
+        figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
         if handles:
-            figure.legend(handles=handles, loc="outside lower left", ncols=_abreast(handles, size[0]), frameon=False)
+            names = ", ".join(_line_axes(study, wanted))
+            across = _abreast(handles, size[0])
+            figure.legend(
+                handles=handles, loc="outside lower left", ncols=across, frameon=False, title=names, alignment="left"
+            )
         figure.savefig(path, format="png")
     return True
 
@@ -185,7 +191,7 @@ def _draw_measure(
             number = numbers.get(key(cell)) or numbers.get(key(cell | {MEASURE: measure.name}))
             if number is not None and isinstance(number.value, float):
                 printed.append((place + shift, number.value))
-            if result is not None and result.measured.value is not None:
+            if result is not None and result.measured.value is not None and not result.measured.unreached:
                 xs.append(place + shift)
                 ys.append(result.measured.value)
                 spreads.append(result.measured.spread or 0.0)
