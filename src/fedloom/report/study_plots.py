@@ -69,7 +69,7 @@ def study_figure(
         handles = [_handle(line, colours[key(line)]) for line in lines if line]
         if wanted.kind != "curves" and numbers:
             handles.append(Line2D([], [], color=INK, marker="o", mfc="white", linestyle="none", label="published"))
-        title = fill(study.title, int(9.2 * size[0]))
+        title = fill(study.title, int(8.4 * size[0]))
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
         if handles:
             names = ", ".join(_line_axes(study, wanted))
@@ -203,6 +203,7 @@ def _draw_measure(
             axes.plot(*zip(*printed, strict=True), "o", color=colour if wanted.kind == "lines" else INK, mfc="white")
     if places is None:
         axes.set_xticks(at, names)
+        axes.set_xlim(-0.6, len(names) - 0.4)
     elif min(places) > 0 and max(places) / min(places) >= 50:
         axes.set_xscale("log")
     if wanted.logarithmic:
