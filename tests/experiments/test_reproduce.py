@@ -80,7 +80,9 @@ set = { seeds = [0] }
 """
 FIGURE = '\n[figure]\nkind = "FIGURE"\nx = "X"\npanels = ["epochs"]\n'
 PLAIN = TEXT.replace(FIGURE, "")
-CURVES = TEXT.replace("FIGURE", "curves").replace('x = "X"', "")
+CURVES = TEXT.replace("FIGURE", "curves").replace(
+    'x = "X"', 'metric = ["test_accuracy", "train_loss"]\nrunning = "highest"'
+)
 PUBLISHED = """
 tiny = [
   { cell = { method = "FedAvg", epochs = "1" }, measure = "accuracy", value = 99.0, std = 80.0 },
