@@ -38,6 +38,7 @@ CONSTRUCTORS: list[Row] = [
     ],
     ("fednova", lambda: fl.fednova(client_lr=0.1)),
     ("feddyn", lambda: fl.feddyn(client_lr=0.1, alpha=0.5)),
+    ("central", lambda: fl.central(client_lr=0.1)),
     ("fedadp-count", lambda: fl.fedadp(client_lr=0.1)),
     ("fedadp-round", lambda: fl.fedadp(client_lr=0.1, smoothing="round")),
 ]

@@ -129,6 +129,9 @@ class _Bench:
             {"workload": workload.name, "peer": peer, "device": self.device} | self.read(peer, workload, outcome)
             for peer, outcome in outcomes.items()
         ]
+        for row in rows:
+            took = "failed" if row["seconds"] is None else f"{row['seconds']:.4g} s a round"
+            self.say(f"{workload.name} {row['peer']}: {took}")
         ours = next((row["seconds"] for row in rows if row["peer"] == "ours"), None)
         return [row | {"ratio": row["seconds"] / ours if ours and row["seconds"] else None} for row in rows]
 

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from fedloom import callbacks as callbacks
     from fedloom import models as models
     from fedloom import sampling as sampling
     from fedloom import schedule as schedule
     from fedloom.algorithm import Algorithm as Algorithm
     from fedloom.algorithm import replace as replace
+    from fedloom.algorithms import central as central
     from fedloom.algorithms import fedadagrad as fedadagrad
     from fedloom.algorithms import fedadam as fedadam
     from fedloom.algorithms import fedadp as fedadp
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from fedloom.data.catalog import load as load
     from fedloom.data.federated import FederatedData as FederatedData
     from fedloom.data.federated import federate as federate
+    from fedloom.data.holdout import hold_out as hold_out
     from fedloom.errors import Diverged as Diverged
     from fedloom.errors import FedloomError as FedloomError
     from fedloom.estimate import estimate_accumulator as estimate_accumulator
@@ -71,12 +74,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "algorithm": ("Algorithm", "replace"),
     "algorithms": (
-        *("fedadagrad", "fedadam", "fedadp", "fedavg", "fedavgm", "feddyn", "fedglad", "fedlamb", "fedlars", "fednova"),
-        *("fedprox", "fedsgd", "fedyogi", "normalized_fedavg", "scaffold"),
+        *("central", "fedadagrad", "fedadam", "fedadp", "fedavg", "fedavgm", "feddyn", "fedglad", "fedlamb", "fedlars"),
+        *("fednova", "fedprox", "fedsgd", "fedyogi", "normalized_fedavg", "scaffold"),
     ),
     "callbacks": ("stop_at",),
     "data.catalog": ("load",),
     "data.federated": ("FederatedData", "federate"),
+    "data.holdout": ("hold_out",),
     "errors": ("Diverged", "FedloomError"),
     "estimate": ("estimate_accumulator",),
     "personalization": ("personalize",),
@@ -93,7 +97,7 @@ _HOMES = {
     "upload": ("Upload", "adaptive_clip", "clip", "keep", "zeroing"),
     "weighting": ("Weighting", "by_angle", "by_effective_steps", "by_examples", "uniform"),
 }
-_MODULES = {"partition": "data.partition", "models": "models", "sampling": "sampling", "schedule": "schedule"}
+_MODULES = {"partition": "data.partition"} | {name: name for name in ("callbacks", "models", "sampling", "schedule")}
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted([*_HOME, *_MODULES])
 

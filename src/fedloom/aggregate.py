@@ -294,10 +294,10 @@ def _select(chunk: Cohort, rows: Tensor) -> Cohort:
         return chunk
 
     def pick(column: Tensor | None) -> Tensor | None:
-        return None if column is None else column[rows.to(column.device)]
+        return None if column is None else column[to_device(rows, column.device)]
 
     def leaves(of: Params) -> Params:
-        return {name: leaf[rows.to(leaf.device)] for name, leaf in of.items()}
+        return {name: leaf[to_device(rows, leaf.device)] for name, leaf in of.items()}
 
     columns = {name: pick(getattr(chunk, name)) for name in ("steps", "losses", "multiplicity", "weights")}
     clients, examples = chunk.clients[rows.to(chunk.clients.device)], chunk.examples[rows.to(chunk.examples.device)]

@@ -26,9 +26,17 @@ from fedloom.weighting import Weighting
 
 @dataclass(frozen=True)
 class Work:
-    """What a client does with its data: train over epochs or steps, or take one exact gradient of its whole loss."""
+    """What a client does with its data: train over epochs or steps, or take one exact gradient of its whole loss.
 
-    name: Literal["epochs", "full_gradient"] = "epochs"
+    `central` is training as with `epochs` by one client that has everybody's rows and keeps its optimizer.
+    """
+
+    name: Literal["epochs", "full_gradient", "central"] = "epochs"
+
+    @property
+    def pooled(self) -> bool:
+        """Whether all clients' rows are one client's."""
+        return self.name == "central"
 
     def __repr__(self) -> str:
         return f"{self.name}()"
@@ -57,6 +65,11 @@ class Algorithm:
     def client_rates(self) -> Schedule:
         """The clients' learning rate: their memory reads its sum."""
         return self.client.rates or constant(1.0)
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether clients keep anything between rounds: a memory's row, or their optimizer."""
+        return self.memory is not None or self.work.pooled
 
     def init(
         self, params: Params, population: int, *, buffers: Params | None = None, examples: Tensor | None = None

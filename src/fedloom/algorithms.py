@@ -19,7 +19,7 @@ from fedloom.transforms.base import Transform, chain, stateless
 from fedloom.upload import keep
 from fedloom.weighting import Weighting, by_angle, by_effective_steps, by_examples, uniform
 
-CLIENT_OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad")
+CLIENT_OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "yogi")
 
 
 class Options(TypedDict, total=False):
@@ -207,6 +207,18 @@ def fedadp(
     return _fill("fedadp", client_lr, opt.scale(server_lr, "server_lr"), options, combine=combine)
 
 
+def central(client_lr: Rate, **options: Unpack[Options]) -> Algorithm:
+    """Centralised training, the line federated ones are compared with: one client has everybody's rows, each once.
+
+    A round is its `epochs` (or `steps`) over them: y = y - eta step(gradient), the optimizer going on from round to
+    round; x = y. Cohorts, samplers and devices play no part.
+
+    >>> central(client_lr=0.1, client_optimizer="momentum").client
+    chain(momentum(0.9), scale(0.1))
+    """
+    return replace(_fill("central", client_lr, opt.scale(1.0), options), work=Work("central"))
+
+
 def fedglad(algorithm: Algorithm, beta: float = 0.9, gamma: float = 0.02, grouping: str = "group") -> Algorithm:
     """FedGLAD (Yang et al. 2023) around any algorithm: its pseudo-gradient is scaled by the cohort's agreement first.
 
@@ -261,6 +273,7 @@ def _client_steps(client_lr: Rate, options: Options) -> list[Transform]:
     rules = {
         "adam": [opt.adam(0.9, 0.999, 1e-8, "torch")],
         "adagrad": [opt.adagrad(1e-10, 0.0)],
+        "yogi": [opt.yogi(0.9, 0.999, 1e-3, "keras", 1e-6)],  # the settings of its authors (Zaheer et al. 2018)
         "nesterov": [opt.momentum(beta, "nesterov")],
     }
     momentum = [opt.momentum(beta)] if beta else []

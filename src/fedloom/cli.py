@@ -12,7 +12,7 @@ import typer
 
 from fedloom import __version__
 from fedloom.data import commands as data_commands
-from fedloom.errors import Diverged, FedloomError, choose
+from fedloom.errors import Damaged, Diverged, FedloomError, choose
 from fedloom.launched import by_torchrun
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-MISTAKE, DIVERGED, INTERRUPTED = 2, 4, 130
+MISTAKE, DAMAGED, DIVERGED, INTERRUPTED = 2, 3, 4, 130
 
 app = typer.Typer(
     name="fedloom",
@@ -51,6 +51,8 @@ def _top(
     fedloom run quickstart --set rounds=20     the same with a key changed
     fedloom run my.toml --out runs/mine        your own experiment
     fedloom reproduce fedadp-table1            a paper's table, measured beside published
+    fedloom tune my.toml                       the best learning rates for it
+    fedloom report runs/quickstart             a page that compares the runs
     fedloom list                               what there is to name in one
     fedloom bench                              how fast this machine is
     """
@@ -160,6 +162,46 @@ def _check_data(folder: Path | None) -> None:
         raise FedloomError(f"--data: expected a folder, got {str(folder)!r}, which is none")
 
 
+@app.command()
+def tune(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="An experiment file with a [tune] table.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a key, such as rounds=20 or tune.select=last."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write; runs/NAME-tune unless given. Named again, it goes on there.")
+    ] = None,
+    executor: Annotated[str | None, typer.Option(help="auto, loop or vectorized.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0, mps, ...")] = None,
+    data: Annotated[Path | None, typer.Option(help="Where data sets are looked for.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+) -> None:
+    """Try a grid of settings, or search among them; prints and stores the best of each algorithm.
+
+    \b
+    fedloom tune my.toml
+    fedloom tune my.toml --set tune.select=last --out runs/my-tune
+    fedloom run runs/my-tune/best.toml
+    """
+    from fedloom.experiments.registry import find
+    from fedloom.experiments.tune_file import read_tune
+
+    overrides = list(settings or [])
+    overrides += [f"{key}={value}" for key, value in (("executor", executor), ("device", device)) if value is not None]
+    wanted = read_tune(find(file), overrides)
+    _check_data(data)
+    if by_torchrun():
+        raise FedloomError("tune: expected one process, got several by torchrun: start it without")
+    folder = _free(f"{wanted.experiment_table['name']}-tune") if out is None else out
+    try:
+        from fedloom.experiments.tuning import tune as try_all
+
+        try_all(wanted, folder, data, quiet)
+    except KeyboardInterrupt:
+        _fail(f"interrupted; the same command with --out {folder} goes on with what is not finished", INTERRUPTED)
+
+
 @app.command(name="list")
 def list_(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
@@ -200,6 +242,31 @@ def list_(
     }
     _columns(console, "partitions", partitions)
     _columns(console, "models", {name: entry.about for name, entry in MODELS.items()})
+
+
+@app.command()
+def report(
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Run directories, or ones that hold several.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write; report.html in the first DIR unless given.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Where data sets are looked for, to draw who holds what.")] = None,
+) -> None:
+    """Compare runs in one HTML page that needs nothing else: curves, tables, settings, who holds what.
+
+    \b
+    fedloom report runs/quickstart
+    fedloom report runs/mine runs/other --out comparison.html
+    """
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise FedloomError(f"--out: expected a file in a folder that exists, got {str(out)!r}")
+    if data is not None and not data.is_dir():
+        raise FedloomError(f"--data: expected a folder, got {str(data)!r}, which is none")
+    from fedloom.report.page import write_report
+
+    typer.echo(f"report: {write_report(directories, out, data)}")
 
 
 @app.command()
@@ -280,6 +347,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         code = command.main(arguments, prog_name="fedloom", standalone_mode=False)
     except Diverged as error:
         _fail(str(error), DIVERGED)
+    except Damaged as error:
+        _fail(str(error), DAMAGED)
     except FedloomError as error:
         _fail(str(error), MISTAKE)
     except (KeyboardInterrupt, typer.Abort):

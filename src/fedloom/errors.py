@@ -23,6 +23,10 @@ class Diverged(FedloomError):
         self.leaf = leaf
 
 
+class Damaged(FedloomError):
+    """A run directory that cannot be read as one: a file of it is broken, or it is somebody else's."""
+
+
 def positive(what: str, value: Any) -> None:
     """An error unless `value` is a positive number."""
     if not (_is_number(value) and value > 0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from fedloom import tree
 from fedloom.algorithm import Algorithm
 from fedloom.data.federated import Features
 from fedloom.functional import Functional, Gradient
-from fedloom.types import Info, Params
+from fedloom.types import Info, Params, PartState
 
 Carry = dict[str, Any]
 """What goes from one local step to the next: parameters, buffers, the optimizer's state, running sums."""
@@ -32,6 +33,24 @@ def start(functional: Functional, algorithm: Algorithm, params: Params, buffers:
         "loss": zero.new_zeros(()),
         "counted": {name: zero.new_zeros(2) for name in functional.metrics},
     }
+
+
+def optimizer_row(optimizer: PartState) -> Params:
+    """An optimizer's state as a row that a client can keep: its tensors, numbered."""
+    row: Params = {}
+
+    def put(leaf: Tensor) -> Tensor:
+        row[str(len(row))] = leaf.clone()
+        return leaf
+
+    tree.map_state(put, optimizer)
+    return row
+
+
+def optimizer_of(row: Params, like: PartState) -> PartState:
+    """The optimizer's state that was kept in a row."""
+    numbers = count()
+    return tree.map_state(lambda _: row[str(next(numbers))], like)
 
 
 def wants_sum(algorithm: Algorithm) -> bool:

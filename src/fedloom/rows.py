@@ -36,7 +36,7 @@ def squares(rows: Tensor) -> Tensor:
     if rows.shape[1] <= _BLOCK:
         exact = rows.double()
         return tree.total(exact * exact, lead=1)
-    return _by_blocks(rows, lambda row, start: row.double() * row.double())
+    return _by_blocks(rows, lambda row, start: row.double().square_())
 
 
 def dots(rows: Tensor, other: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from fedloom import random
 from fedloom.algorithm import Algorithm
 from fedloom.batches import Batching
-from fedloom.callbacks import Callback
+from fedloom.callbacks import Callback, begin
 from fedloom.data.federated import FederatedData, count
 from fedloom.errors import Diverged, FedloomError, choose
 from fedloom.estimate import estimate_accumulator
@@ -36,7 +36,7 @@ from fedloom.task import Task
 from fedloom.trial import Round, Setup, Trial
 from fedloom.types import Params
 
-EVALUATIONS = ("test", "train", "clients")
+EVALUATIONS = ("test", "train", "clients", "validation")
 CHEAP = 1000
 """A test set of this many rows is evaluated every round: one batch, whatever the training costs."""
 
@@ -77,8 +77,9 @@ def simulate(
     `epochs` passes over its rows, or for `steps` batches. The same seed gives the same bits. `params` starts from
     another model. A callback that returns True ends the run. `system` lets clients be away, drop out or be late.
 
-    Evaluation is on the `"test"` set, the whole `"train"` set, or each of the `"clients"`' own test rows, every
-    `eval_every` rounds and after the last; by default so rarely that it costs about a tenth of the training.
+    Evaluation is on the `"test"` set, the whole `"train"` set, each of the `"clients"`' own test rows, or the clients
+    held out for `"validation"`, every `eval_every` rounds and after the last; by default so rarely that it costs about
+    a tenth of the training.
     `alignment` measures each update against the mean: angles, distances, and the divergence of client gradients.
 
     >>> import fedloom as fl
@@ -196,6 +197,7 @@ def _run(
                 names=setup.functional.names,
                 resolved={**_resolved(job, choice, target, precision, ranks), **setup.recorded},
             )
+            begin(given["callbacks"], history.resolved)
             config = _config(given, setup) if given["config"] is None else given["config"]
             trials.append(_trial(setup, history, given, config))
         with random.generator_kept(job.draws):
@@ -301,9 +303,11 @@ def _setup(given: Mapping[str, Any], place: _Place) -> Setup:
     for name in given["evaluate_on"]:
         if name not in EVALUATIONS:
             raise choose("evaluate_on", name, EVALUATIONS)
+    cohort, system, data = given["cohort"], given["system"] or System(), place.put(data)
+    if algorithm.work.pooled:
+        cohort, who, system, data = 1, as_sampler("uniform"), System(), data.pooled
     most = math.inf if who.each_draw_counts else data.population
-    size = max(cohort_size(given["cohort"], data.population, t, most) for t in (0, rounds - 1))
-    data = place.put(data)
+    size = max(cohort_size(cohort, data.population, t, most) for t in (0, rounds - 1))
     used, _ = batching.counts(data.sizes)
     if not bool((used > 0).any()):
         largest = int(data.sizes.max())
@@ -326,12 +330,12 @@ def _setup(given: Mapping[str, Any], place: _Place) -> Setup:
         functional=functional,
         batching=batching,
         rounds=rounds,
-        cohort=given["cohort"],
+        cohort=cohort,
         seed=seed,
         draw_seed=seed if draw_seed is None else draw_seed,
         sampler=who,
-        system=given["system"] or System(),
-        every=every or _rarely(data, batching, size),
+        system=system,
+        every=every or _rarely(data, batching, size, given["evaluate_on"]),
         evaluate_on=given["evaluate_on"],
         alignment=given["alignment"],
         callbacks=tuple(given["callbacks"]),
@@ -373,6 +377,7 @@ def _resolved(job: Job, choice: Choice, target: torch.device, precision: str, ra
         "workers": choice.workers,
         "program": choice.program,
         "precision": precision,
+        "memory_mib": round((choice.memory + job.data.nbytes) / 2**20),  # an estimate
     }
 
 
@@ -389,9 +394,11 @@ def _config(given: Mapping[str, Any], setup: Setup) -> dict[str, Any]:
     }
 
 
-def _rarely(data: FederatedData, batching: Batching, size: int) -> int:
+def _rarely(data: FederatedData, batching: Batching, size: int, on: Sequence[str]) -> int:
     """How many rounds lie between evaluations: a round's training on a row costs about three forward passes."""
-    tested = 0 if data.test is None else count(data.test[1])
+    tested = 0 if data.test is None or tuple(on) == ("validation",) else count(data.test[1])
+    if "validation" in on and data.held_out is not None:
+        tested += data.held_out.numel()
     if tested <= CHEAP:
         return 1
     trained = 3 * size * max(1.0, float(batching.rows(data.examples.cpu()).double().mean()))

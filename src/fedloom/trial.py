@@ -21,7 +21,7 @@ from fedloom.aggregate import gather_columns
 from fedloom.algorithm import After, Algorithm, Intake, Shortcut
 from fedloom.batches import Batching
 from fedloom.callbacks import Callback
-from fedloom.data.federated import FederatedData
+from fedloom.data.federated import FederatedData, take
 from fedloom.errors import Diverged, FedloomError
 from fedloom.evaluation import evaluate, evaluate_clients, percentiles
 from fedloom.executors.job import Assignment, Trained
@@ -184,7 +184,7 @@ class Trial:
         gathered = gather_columns(self.setup.ranks, {name: parts for name, parts in told.items() if parts})
         round.after = round.intake.close({name: torch.cat(parts) for name, parts in gathered.items()})
         self.x, self.state = round.after.params, round.after.state
-        if self.setup.algorithm.memory is not None:
+        if self.setup.algorithm.keeps_rows:
             self._store(round)
         self.pending.append(round)
 
@@ -306,6 +306,15 @@ def _evaluate(setup: Setup, params: Params, buffers: Params) -> dict[str, float]
         x = data.x if plain is None else plain(data.x)
         train = evaluate(functional, params, buffers, x, data.y, metrics)
         found |= {f"trainset_{name}": value for name, value in train.items()}
+    if "validation" in on:
+        if data.held_out is None:
+            raise FedloomError("evaluate_on 'validation': expected clients held out for it, got none: use fl.hold_out")
+        plain = getattr(data.augment, "plain", None)
+        x = take(data.x, data.held_out)
+        kept = evaluate(
+            functional, params, buffers, x if plain is None else plain(x), take(data.y, data.held_out), metrics
+        )
+        found |= {f"validation_{name}": value for name, value in kept.items()}
     if "clients" in on:
         if data.test is None or data.client_test is None:
             raise FedloomError("evaluate_on 'clients': expected per-client test rows, got none: pass client_test")

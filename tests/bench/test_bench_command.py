@@ -31,7 +31,7 @@ MISTAKES = [
     (["--growth", "model", "--peers"], "--growth: expected it alone, got --peers too"),
     (["--growth", "model", "--executor", "loop", "--executor", "auto"], "expected one --executor, got loop, auto"),
     (["--growth", "model", "--out", __file__], "--out: expected a folder, got the file"),
-    (["--trials", "--workloads", "W1,W2"], "--trials: expected one of --workloads"),
+    (["--trials", "--executor", "loop,auto"], "--trials: expected one --executor"),
     (["--out", "somewhere"], "--out: expected with --growth"),
     (["--peers", "--workloads", "W5,W6"], "--peers: expected one of W1, W2, W3, W4, got W5, W6 alone"),
     (["--fast"], "No such option: --fast"),
@@ -151,12 +151,22 @@ def test_a_device_that_is_not_there_is_a_mistake(capsys: pytest.CaptureFixture[s
 
 
 def test_trials_are_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {"workload": "W1", "seeds": 5, "stacked_seconds": 0.1, "one_after_the_other_seconds": 0.25, "ratio": 2.5}
+    found = {
+        "workload": "W1",
+        "trials": "5 seeds",
+        "rounds": 12,
+        "stacked_seconds": 0.1,
+        "one_after_the_other_seconds": 0.25,
+        "share": 0.4,
+        "stacked_run_seconds": 2.0,
+        "one_after_the_other_run_seconds": 8.0,
+        "run_share": 0.25,
+    }
     asked = []
-    monkeypatch.setattr(command, "compare_trials", lambda workload, *_: asked.append(workload.name) or found)
+    monkeypatch.setattr(command, "compare_trials", lambda workload, *_: asked.append(workload.name) or [found])
     last = invoke("--trials", "--device", "cpu").splitlines()[-1]
-    assert " ".join(last.split()) == "W1 5 250 ms 100 ms 2.50 x"
-    assert json.loads(invoke("--trials", "--device", "cpu", "--workloads", "W2", "--json"))["trials"] == found
+    assert " ".join(last.split()) == "W1 5 seeds 250 ms 100 ms 0.40 12 rounds 8,000 ms 2,000 ms 0.25"
+    assert json.loads(invoke("--trials", "--device", "cpu", "--workloads", "W2", "--json"))["trials"] == [found]
     assert asked == ["W1", "W2"]
 
 

@@ -136,12 +136,13 @@ def test_trials_are_run_together_and_apart(runs: list[fl.History], monkeypatch: 
         return stacked[-1]
 
     monkeypatch.setattr(fl, "simulate_trials", kept)
-    found = compare_trials(TINY, "vectorized", CPU, Effort(rounds=2, warm=1), seeds=(0, 1))
-    assert [[len(run.rounds) for run in together] for together in stacked] == [[1, 1], [1, 1], [3, 3]]
-    assert [len(run.rounds) for run in runs] == [1, 1, 1, 1, 3, 3]
-    for together, alone in zip(stacked[-1], runs[-2:], strict=True):
+    [found] = compare_trials(TINY, "vectorized", CPU, Effort(rounds=2, warm=1))
+    assert [[len(run.rounds) for run in together] for together in stacked] == [[1] * 5, [1] * 5, [3] * 5]
+    assert [len(run.rounds) for run in runs] == [1] * 5 + [3] * 5
+    for together, alone in zip(stacked[-1], runs[-5:], strict=True):
         torch.testing.assert_close(together.params, alone.params)
-    assert set(found) == {"workload", "seeds", "stacked_seconds", "one_after_the_other_seconds", "ratio"}
+    assert (found["workload"], found["trials"], found["rounds"]) == (TINY.name, "5 seeds", 3)
+    assert found["run_share"] == found["stacked_run_seconds"] / found["one_after_the_other_run_seconds"]
 
 
 def test_peers_are_asked_through_their_script(tmp_path: Path) -> None:

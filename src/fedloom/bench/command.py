@@ -49,13 +49,17 @@ def _measure(request: Request, device: torch.device, tell: Tell) -> dict[str, An
     if request.growth is not None:
         return grow(request.growth, request.executors[0], device, request.rounds, request.quick, tell)
     if request.trials:
-        workload = WORKLOADS[(request.workloads or ("W1",))[0]]
-        tell(f"{workload.name}: five seeds")
-        effort = Effort.of(device, request.rounds, request.quick).share(2)
-        trials = compare_trials(workload, request.executors[0], device, effort)
+        names = request.workloads or ("W1",)
+        effort = Effort.of(device, request.rounds, request.quick).share(12 * len(names))
+        trials = []
+        for name in names:
+            tell(f"{name}: stacked and apart")
+            trials += compare_trials(WORKLOADS[name], request.executors[0], device, effort)
         return {**machine(device), "quick": request.quick, "trials": trials}
-    found = bench(request.workloads, request.executors, device, request.rounds, request.quick, tell)
+    found = bench(
+        request.workloads, request.executors, device, request.rounds, request.quick, tell, report.tell_workload
+    )
     if request.peers:
-        names = [row["workload"] for row in found["workloads"]]
-        found["peers"] = peers.measure(names, request.rounds, device.type, request.quick, tell)
+        timed = [row["workload"] for row in found["workloads"]]
+        found["peers"] = peers.measure(timed, request.rounds, device.type, request.quick, tell)
     return found

@@ -180,8 +180,12 @@ def bench(
     rounds: int | None = None,
     quick: bool = False,
     tell: Tell = lambda stage: None,
+    done: Callable[[dict[str, Any]], None] = lambda workload: None,
 ) -> dict[str, Any]:
-    """Every workload by every executor and by the plain loop, with the ratios; `report` says what the keys mean."""
+    """Every workload by every executor and by the plain loop, with the ratios; `report` says what the keys mean.
+
+    `done` is told of each workload when it has been measured.
+    """
     device = device or default_device()
     if workloads is None:
         workloads = tuple(WORKLOADS) if device.type == "cuda" else ON_A_CPU
@@ -192,6 +196,7 @@ def bench(
         if quick:  # nobody beside the cohort: a population's rows take longer to make than to train on
             workload = replace(workload, population=workload.cohort)
         found.append(_compare(workload, executors, device, effort, tell))
+        done(found[-1])
     return {**machine(device), "quick": quick, "workloads": found}
 
 
@@ -245,26 +250,41 @@ def _judge_auto(
     return {"chose": chosen, "fastest": fastest["executor"], "within_20_percent": close}
 
 
-def compare_trials(
-    workload: Workload, executor: str, device: torch.device, effort: Effort, seeds: Sequence[int] = range(5)
-) -> dict[str, Any]:
-    """A round of several seeds: as one program by `fl.simulate_trials`, and by `fl.simulate` one after the other.
+def compare_trials(workload: Workload, executor: str, device: torch.device, effort: Effort) -> list[dict[str, Any]]:
+    """Five seeds, and on an accelerator a 5 x 5 grid of rates: as one program, and one run after the other."""
+    data, algorithm, rate = workload.data().to(device), workload.algorithm(), workload.client_lr
+    kinds = {"5 seeds": [{"algorithm": algorithm, "seed": seed} for seed in range(5)]}
+    if device.type != "cpu":
+        kinds["5 x 5 rates"] = [
+            {"algorithm": fl.fedavg(client_lr=rate * 2.0**-i, server_lr=2.0**-j), "seed": SEED}
+            for i in range(5)
+            for j in range(5)
+        ]
+    return [_stacked_and_apart(workload, data, kind, runs, executor, device, effort) for kind, runs in kinds.items()]
 
-    A long run less a short one leaves the rounds, without what it takes to start.
-    """
-    task, data, algorithm = workload.task(), workload.data().to(device), workload.algorithm()
+
+def _stacked_and_apart(
+    workload: Workload,
+    data: fl.FederatedData,
+    kind: str,
+    runs: Sequence[dict[str, Any]],
+    executor: str,
+    device: torch.device,
+    effort: Effort,
+) -> dict[str, Any]:
+    """Whole runs of as many rounds as there is time for, and what a round takes: a long run less a short one."""
+    task = workload.task()
     settings = workload.settings() | {"executor": executor, "device": device}
     if device.type == "cuda":
         settings["compile"] = True  # as a run long enough to be worth stacking would be
     del settings["seed"]
 
     def stacked(rounds: int) -> None:
-        trials = [{"algorithm": algorithm, "seed": seed} for seed in seeds]
-        fl.simulate_trials(task, data, trials, rounds=rounds, **settings)
+        fl.simulate_trials(task, data, runs, rounds=rounds, **settings)
 
     def apart(rounds: int) -> None:
-        for seed in seeds:
-            fl.simulate(task, data, algorithm, rounds=rounds, seed=seed, **settings)
+        for each in runs:
+            fl.simulate(task, data, rounds=rounds, **each, **settings)
 
     def seconds(run: Callable[[int], None], rounds: int) -> float:
         began = time.perf_counter()
@@ -272,20 +292,22 @@ def compare_trials(
         synchronize(device)
         return time.perf_counter() - began
 
-    def of_a_round(run: Callable[[int], None]) -> float | None:
-        seconds(run, effort.warm)  # compiles
-        short = seconds(run, effort.warm)
-        rounds = effort.fitting(short / effort.warm)
-        taken = (seconds(run, effort.warm + rounds) - short) / rounds
-        return taken if taken > 0 else None  # so short that it is lost in the noise
-
-    together, separately = of_a_round(stacked), of_a_round(apart)
+    seconds(stacked, effort.warm)  # compiles
+    short = {"stacked": seconds(stacked, effort.warm), "apart": seconds(apart, effort.warm)}
+    rounds = effort.fitting(short["stacked"] / effort.warm)
+    long = {"stacked": seconds(stacked, effort.warm + rounds), "apart": seconds(apart, effort.warm + rounds)}
+    each = {name: (long[name] - short[name]) / rounds for name in long}
+    known = min(each.values()) > 0  # else so short that it is lost in the noise
     return {
         "workload": workload.name,
-        "seeds": len(seeds),
-        "stacked_seconds": together,
-        "one_after_the_other_seconds": separately,
-        "ratio": separately / together if together and separately else None,
+        "trials": kind,
+        "rounds": effort.warm + rounds,
+        "stacked_seconds": each["stacked"] if known else None,
+        "one_after_the_other_seconds": each["apart"] if known else None,
+        "share": each["stacked"] / each["apart"] if known else None,
+        "stacked_run_seconds": long["stacked"],
+        "one_after_the_other_run_seconds": long["apart"],
+        "run_share": long["stacked"] / long["apart"],
     }
 
 

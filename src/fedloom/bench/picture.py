@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from fedloom.report.plots import FAINT, INK, LINES, STYLE
+from fedloom.report.palette import FAINT, INK, LINES
+from fedloom.report.plots import STYLE
 
 _FORM = FuncFormatter(lambda value, _: f"{value:,.10g}")
 

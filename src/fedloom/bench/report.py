@@ -14,8 +14,10 @@ behind it), `start_seconds` (before the first round) and `memory_mib`: the most 
 the most resident in this process and its workers.
 
 Of a growth: `growth`, `axis`, `about`, and `points`, a list of `at`, `seconds`, `plain_seconds`, `ratio`, `executor`,
-`memory_mib`, `plain_memory_mib`. With peers: `peers`, as `benchmarks/peers` has them. Of trials: `trials`, with
-`workload`, `seeds`, `stacked_seconds`, `one_after_the_other_seconds` (of a round of all seeds) and `ratio`.
+`memory_mib`, `plain_memory_mib`. With peers: `peers`, as `benchmarks/peers` has them. Of trials: `trials`, a list of
+`workload`, `trials` (of what kind), `stacked_seconds` and `one_after_the_other_seconds` of a round of all of them, and
+`share`, the first over the second; the same of whole runs of so many `rounds`, starting included, in
+`stacked_run_seconds`, `one_after_the_other_run_seconds` and `run_share`.
 """
 
 from __future__ import annotations
@@ -113,12 +115,27 @@ def print_peers(peers: Sequence[Mapping[str, Any]], console: Console) -> None:
 
 
 def print_trials(found: Mapping[str, Any], console: Console) -> None:
-    trials = found["trials"]
-    head = ("", "seeds", "one after the other", "stacked", "ratio")
-    taken = seconds(trials["one_after_the_other_seconds"]), seconds(trials["stacked_seconds"])
-    ratio = "-" if trials["ratio"] is None else f"{trials['ratio']:.2f} x"
+    """A row per kind of trials: a round of all of them, then whole runs."""
+    head = ("", "trials", "a round: apart", "stacked", "share", "whole runs of", "apart", "stacked", "share")
+    rows = []
+    for each in found["trials"]:
+        taken = seconds(each["one_after_the_other_seconds"]), seconds(each["stacked_seconds"])
+        whole = seconds(each["one_after_the_other_run_seconds"]), seconds(each["stacked_run_seconds"])
+        share = "-" if each["share"] is None else f"{each['share']:.2f}"
+        rounds = f"{each['rounds']} rounds"
+        rows.append((each["workload"], each["trials"], *taken, share, rounds, *whole, f"{each['run_share']:.2f}"))
     _print_machine(found, console)
-    _print_table(console, head, [(trials["workload"], str(trials["seeds"]), *taken, ratio)], left=(0,))
+    _print_table(console, head, rows, left=(0, 1))
+
+
+def tell_workload(found: Mapping[str, Any]) -> None:
+    """A line on stderr as soon as a workload has been measured: the table comes when all have."""
+    plain = found["plain"]
+    for ours in found["ours"]:
+        ratio = "" if ours["ratio"] is None else f", {ours['ratio']:.2f} x"
+        took = f"{seconds(ours['seconds'])}, plain loop {seconds(plain and plain['seconds'])}{ratio}"
+        shown = "\r\x1b[K" if sys.stderr.isatty() else ""
+        print(f"{shown}{found['workload']} {_executor(ours)}: {took}", file=sys.stderr, flush=True)
 
 
 def seconds(value: float | None) -> str:

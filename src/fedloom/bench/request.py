@@ -49,8 +49,8 @@ class Request:
             self._check_growth(self.growth)
         elif self.out is not None:
             raise FedloomError(f"--out: expected with --growth, which draws a picture; got {str(self.out)!r} alone")
-        if self.trials and (len(self.workloads or ()) > 1 or len(self.executors) > 1):
-            raise FedloomError("--trials: expected one of --workloads and one --executor at most, got several")
+        if self.trials and len(self.executors) > 1:
+            raise FedloomError(f"--trials: expected one --executor, got {', '.join(self.executors)}")
         if self.peers:
             peers.script()
             if not set(self.workloads or peers.WORKLOADS) & set(peers.WORKLOADS):

@@ -39,6 +39,8 @@ class FederatedData:
     classes: int | None = None
     augment: Augment | None = None
     """What chance does to the features of a batch in training; tests see `test` as it is."""
+    held_out: Tensor | None = None
+    """Rows of clients that do not train, to validate on."""
 
     @property
     def population(self) -> int:
@@ -64,6 +66,18 @@ class FederatedData:
         """The number of rows of every client, on the host."""
         return self.host_offsets.diff()
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that the rows take, test set included."""
+        parts = [self.x, self.y, *(self.test or ())]
+        return sum(leaf.numel() * leaf.element_size() for part in parts for _, leaf in named_leaves(part))
+
+    @cached_property
+    def pooled(self) -> FederatedData:
+        """The same data with one client that has everybody's rows, each once."""
+        rows = self.indices.unique()
+        return replace(self, indices=rows, offsets=torch.tensor([0, rows.numel()], device=rows.device))
+
     def rows(self, client: int) -> Tensor:
         """The rows that `client` owns."""
         if not 0 <= client < self.population:
@@ -84,6 +98,7 @@ class FederatedData:
             offsets=self.offsets.to(device),
             test=self.test and (_map(move, self.test[0]), _map(move, self.test[1])),
             client_test=self.client_test and (self.client_test[0].to(device), self.client_test[1].to(device)),
+            held_out=None if self.held_out is None else self.held_out.to(device),
         )
 
     def fingerprint(self) -> str:
@@ -106,6 +121,8 @@ class FederatedData:
             "test y": y_test,
             "client test": self.client_test or (),
         }
+        if self.held_out is not None:
+            parts["held out"] = self.held_out
         digest = hashlib.sha256()
         for part, features in parts.items():
             for leaf, tensor in named_leaves(features):

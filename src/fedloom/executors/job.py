@@ -30,7 +30,7 @@ LANES = 8
 """Into how many lanes a cohort's chunks are dealt: up to that many processes share a round evenly."""
 
 PADDING = 0.2
-"""The share of steps that may be padding before a chunk is halved."""
+"""The share of steps that may be padding before chunks are made smaller."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ Runner = Callable[[Job, Stack, Callable[..., Carry]], Carry]
 def _chunk_size(steps: Tensor, most: int) -> int:
     """Clients in a chunk, at most so many: even, since a short last one would cost as much as a full one.
 
-    Where the longest client of a chunk keeps the others waiting for too long, chunks are halved, though a stack of few
-    clients is slow as well. `steps` ascend.
+    Where the longest client of a chunk keeps the others waiting for too long, there are more chunks, though a stack of
+    few clients is slow as well. `steps` ascend.
     """
     count = len(steps)
     chunks = -(-count // most)
@@ -125,7 +125,7 @@ def _chunk_size(steps: Tensor, most: int) -> int:
         taken = sum(int(part[-1]) * len(part) for part in steps.split(size))
         if size <= 32 or taken <= (1 + PADDING) * int(steps.sum()):
             return size
-        chunks *= 2
+        chunks += -(-chunks // 4)
 
 
 def cut(job: Job, assignment: Assignment, clients: Tensor, ranks: Ranks = ALONE) -> list[Part]:
@@ -141,7 +141,7 @@ def cut(job: Job, assignment: Assignment, clients: Tensor, ranks: Ranks = ALONE)
     steps, order = steps.sort(stable=True)
     chunks = clients[order].split(_chunk_size(steps, job.chunk))
     own = range(ranks.rank * lanes // ranks.world, (ranks.rank + 1) * lanes // ranks.world)
-    return [Part(assignment, chunk, lane) for lane in own for chunk in chunks[lane::lanes]]
+    return [Part(assignment, chunk.sort().values, lane) for lane in own for chunk in chunks[lane::lanes]]
 
 
 def train(job: Job, parts: Sequence[Part], run: Runner) -> Iterator[Trained]:
@@ -172,7 +172,9 @@ def train(job: Job, parts: Sequence[Part], run: Runner) -> Iterator[Trained]:
         start = own.stop
         next_rows: Params = {}
         extra: Extra = {}
-        if memory is not None and algorithm.work.name != "full_gradient":
+        if algorithm.work.pooled:
+            next_rows = _rows_of(local.optimizer_row(carry["optimizer"]), own)
+        elif memory is not None and algorithm.work.name != "full_gradient":
             rates = part.assignment.rates.total(part.assignment.server_round, steps[own])
             mine = (_rows_of(leaves, own) for leaves in (stack.own["row"], carry["params"], gradient))
             next_rows, extra = _remember(memory, part.assignment, rates, *mine)
@@ -196,9 +198,7 @@ def _stacked(job: Job, parts: Sequence[Part]) -> Stack:
     """The stack before its first step, without a plan."""
     sized = [(part.assignment, len(part.clients)) for part in parts]
     first = parts[0].assignment
-    carry: Carry = _joined(
-        [_repeat(local.start(job.functional, job.algorithm, run.params, run.buffers), size) for run, size in sized]
-    )
+    carry: Carry = _joined([_repeat(_started(job, run), size) for run, size in sized])
     row: Params = {}
     if job.algorithm.memory is not None:
         row = _joined([part.assignment.rows.gather(part.clients.tolist(), first.params) for part in parts])
@@ -216,6 +216,15 @@ def _stacked(job: Job, parts: Sequence[Part]) -> Stack:
         first.server_round if len(rounds) == 1 else None,
         first.round,
     )
+
+
+def _started(job: Job, run: Assignment) -> Carry:
+    """A client of the run before its first step; the one that has everybody's rows goes on with its optimizer."""
+    carry = local.start(job.functional, job.algorithm, run.params, run.buffers)
+    if job.algorithm.work.pooled and run.rows.rows:
+        [row] = run.rows.rows.values()
+        carry["optimizer"] = local.optimizer_of(row, carry["optimizer"])
+    return carry
 
 
 def _planned(job: Job, parts: Sequence[Part], stack: Stack, whole: bool) -> Stack:

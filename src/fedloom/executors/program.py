@@ -159,6 +159,10 @@ class Programs:
             self.told(program)
         return program.run(stack)
 
+    def forget(self) -> None:
+        """Let go of all programs and their memory."""
+        self.made.clear()
+
     def _shape(self, job: Job, stack: Stack) -> Shape:
         """Room for every client there is; no masks where all clients have whole batches and equally many."""
         if self.room is None:

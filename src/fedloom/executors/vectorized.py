@@ -28,10 +28,13 @@ Step = Callable[..., Carry]
 
 
 class Vectorized:
-    """Trains each stack at once; `run` takes it through its steps. What does not fit the memory is halved."""
+    """Trains each stack at once; `run` takes it through its steps.
 
-    def __init__(self, run: Runner, halved: Callable[[int], None]) -> None:
-        self.run, self.halved = run, halved
+    What does not fit the memory is halved: `halved` is told, and `forget` drops what was kept for larger stacks.
+    """
+
+    def __init__(self, run: Runner, halved: Callable[[int], None], forget: Callable[[], None] = lambda: None) -> None:
+        self.run, self.halved, self.forget = run, halved, forget
         self.most: float = math.inf  # clients at a time, once the memory has been exceeded
 
     def __call__(self, job: Job, stacks: Iterable[Sequence[Part]]) -> Iterator[Trained]:
@@ -50,6 +53,7 @@ class Vectorized:
                 yield from trained
                 return
             self.most = -(-count // 2)
+            self.forget()
             gc.collect()  # what a half-made program held may be part of a cycle
             torch.cuda.empty_cache()
             self.halved(-(-count // 2))

@@ -198,7 +198,7 @@ class Trained(AlgorithmSection):
     """Clients that take steps of their own: everything but FedSGD."""
 
     client_lr: Rate
-    client_optimizer: Literal["sgd", "momentum", "nesterov", "adam", "adamw", "adagrad"] = "sgd"
+    client_optimizer: Literal["sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "yogi"] = "sgd"
     client_momentum: Decay | None = None  # 0.9 where the optimizer's name asks for momentum
     client_weight_decay: NonNegative = 0.0
     client_clip_norm: Positive | None = None
@@ -316,6 +316,19 @@ class FedAdp(Trained, Replaceable):
     smoothing: Literal["count", "round"] = "count"
 
 
+class Central(Trained):
+    """Nothing is uploaded, so nothing is clipped on the way, and nobody can agree or differ."""
+
+    name: Literal["central"]
+
+    @model_validator(mode="after")
+    def _no_federation(self) -> Self:
+        for key in ("clip", "adaptive_clip", "zeroing", "glad"):
+            if getattr(self, key) is not None:
+                raise mistake("none with name = 'central', which has no updates", key, getattr(self, key))
+        return self
+
+
 AnyAlgorithm: TypeAlias = Annotated[
     FedSGD
     | FedAvg
@@ -330,7 +343,8 @@ AnyAlgorithm: TypeAlias = Annotated[
     | Scaffold
     | FedNova
     | FedDyn
-    | FedAdp,
+    | FedAdp
+    | Central,
     Field(discriminator="name"),
 ]
 

@@ -17,6 +17,7 @@ from fedloom import algorithms, schedule, task, upload, weighting
 from fedloom.algorithm import Algorithm, replace
 from fedloom.data import catalog
 from fedloom.data.federated import FederatedData
+from fedloom.data.holdout import hold_out
 from fedloom.data.skew import label_counts
 from fedloom.errors import FedloomError, choose
 from fedloom.experiments.algorithm_sections import AlgorithmSection, TorchServer
@@ -65,6 +66,14 @@ def build_data(spec: DataSection, folder: Path | None = None, shelf: catalog.She
         return load(spec.name, spec.partition, spec.clients, spec.seed, **spec.options())
 
 
+def build_federation(
+    experiment: Experiment, folder: Path | None = None, shelf: catalog.Shelf | None = None
+) -> FederatedData:
+    """The experiment's data, without the clients it holds out."""
+    data = build_data(experiment.data, folder, shelf)
+    return data if experiment.validation is None else hold_out(data, experiment.validation, experiment.data.seed)
+
+
 def build_task(spec: ModelSection, data: FederatedData) -> Task:
     """The model, with as many inputs and classes as the data have."""
     entry = MODELS[spec.name]
@@ -111,6 +120,8 @@ def build_options(experiment: Experiment, data: FederatedData) -> dict[str, Any]
         "sampler": build_sampler(experiment, data),
         "executor": experiment.executor,
         "chunk": experiment.chunk,
+        "compile": experiment.compile,
+        "precision": experiment.precision,
         "device": experiment.device,
         "dtype": getattr(torch, experiment.dtype),
         "eval_every": experiment.eval_every,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -93,10 +93,16 @@ def run_experiment(
     algorithms = [build.build_algorithm(run.algorithm) for run in runs]
     if first and not restarted:
         RunDirectory(out).config((runs[0].experiment if len(runs) == 1 else experiment).to_mapping())
-    data = build.build_data(experiment.data, data_folder)
+    data = build.build_federation(experiment, data_folder)
     task = build.build_task(experiment.model, data)
     results: list[RunResult] = []
     told: set[str] = set()
+
+    def tell(choice: str) -> None:
+        if choice not in told:
+            told.add(choice)
+            console.print(choice, highlight=False, markup=False, soft_wrap=True)
+
     with threads(experiment.threads), rounds_bar(console, len(runs) * experiment.rounds) as bar:
         for index, (run, algorithm) in enumerate(zip(runs, algorithms, strict=True)):
             folder = out if len(runs) == 1 else out / run.slug
@@ -105,7 +111,7 @@ def run_experiment(
                 results.append(_finished(run, folder))
                 continue
             try:
-                result, choice = _one(run, algorithm, task, data, folder, bar, seen)
+                result = _one(run, algorithm, task, data, folder, bar, seen, tell)
             except KeyboardInterrupt:
                 if first:
                     _summarise(out, experiment, results, complete=False)
@@ -115,9 +121,6 @@ def run_experiment(
                 ) from None
             results.append(result)
             bar.update(bar.task_ids[0], completed=(index + 1) * experiment.rounds)
-            if choice and choice not in told:
-                told.add(choice)
-                console.print(choice, highlight=False, markup=False, soft_wrap=True)
     if first:
         _summarise(out, experiment, results, complete=True)
         console.print(summary_table(results))
@@ -136,6 +139,26 @@ def _finished(run: RunSpec, folder: Path) -> RunResult:
     return RunResult(run.label, run.seed, folder, rounds, summary["seconds"])
 
 
+class _Watch:
+    """Sees a run begin and every round of it; ends it once the target is reached."""
+
+    def __init__(self, run: RunSpec, bar: Progress, seen: list[dict[str, Any]], tell: Callable[[str], None]) -> None:
+        self.run, self.bar, self.seen, self.tell = run, bar, seen, tell
+
+    def begin(self, got: Mapping[str, Any]) -> None:
+        threads = f"{got['threads']} thread{'s' if got['threads'] != 1 else ''}"
+        stack = f" {got['chunk']} at a time" if got["executor"] == "vectorized" else ""
+        how = f"{got['device']}, {got['dtype']}, {threads}, about {got['memory_mib']:,} MiB"
+        self.tell(f"executor: {got['executor']}{stack}, {how}: {got['why']}")
+
+    def __call__(self, record: dict[str, Any]) -> bool:
+        self.seen.append(record)
+        accuracy, target = record.get("test_accuracy"), self.run.experiment.target
+        shown = "" if accuracy is None else f"  {accuracy:.1%}"
+        self.bar.update(self.bar.task_ids[0], advance=1, description=f"{self.run.label}, seed {self.run.seed}{shown}")
+        return accuracy is not None and target is not None and accuracy >= target
+
+
 def _one(
     run: RunSpec,
     algorithm: Algorithm,
@@ -144,38 +167,27 @@ def _one(
     folder: Path,
     bar: Progress,
     seen: list[dict[str, Any]],
-) -> tuple[RunResult, str]:
-    """One run, and the words for how it was executed; its records are put in `seen` as they come."""
+    tell: Callable[[str], None],
+) -> RunResult:
+    """One run; its records are put in `seen` as they come, and `tell` is told how it is executed."""
     from fedloom.experiments import build
     from fedloom.simulation import simulate
 
     experiment = run.experiment
     bar.update(bar.task_ids[0], description=f"{run.label}, seed {run.seed}")
-
-    def watch(record: dict[str, Any]) -> bool:
-        seen.append(record)
-        accuracy = record.get("test_accuracy")
-        shown = "" if accuracy is None else f"  {accuracy:.1%}"
-        bar.update(bar.task_ids[0], advance=1, description=f"{run.label}, seed {run.seed}{shown}")
-        return accuracy is not None and experiment.target is not None and accuracy >= experiment.target
-
     try:
         history = simulate(
             task,
             data,
             algorithm,
-            callbacks=[watch],
+            callbacks=[_Watch(run, bar, seen, tell)],
             run_dir=folder,
             **build.build_options(experiment, data),
         )
     except Diverged as error:
         seconds = sum(record["seconds"] for record in seen)
-        return RunResult(run.label, run.seed, folder, seen, seconds, error), ""
-    got = history.resolved
-    threads = f"{got['threads']} thread{'s' if got['threads'] != 1 else ''}"
-    stack = f" {got['chunk']} at a time" if got["executor"] == "vectorized" else ""
-    choice = f"executor: {got['executor']}{stack}, {got['device']}, {got['dtype']}, {threads}: {got['why']}"
-    return RunResult(run.label, run.seed, folder, history.rounds, history.seconds), choice
+        return RunResult(run.label, run.seed, folder, seen, seconds, error)
+    return RunResult(run.label, run.seed, folder, history.rounds, history.seconds)
 
 
 def summary_table(results: Sequence[RunResult]) -> Table:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import tomli_w
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
@@ -103,6 +103,7 @@ class Forced(Section):
         return self
 
 
+Fraction = Annotated[float, Field(gt=0, lt=1), Expected("a number above 0 and below 1")]
 Device = Annotated[
     str, Field(pattern=r"^(cpu|mps|(cuda|xpu)(:\d+)?)$"), Expected("'cpu', 'cuda', 'cuda:0', 'mps' or 'xpu'")
 ]
@@ -138,10 +139,14 @@ class Experiment(Section):
     chunk: Count | None = None
     device: Device | None = None
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    precision: Literal["high", "highest", "bfloat16"] = "high"
+    compile: Annotated[bool, Expected("true or false")] | None = None
     eval_every: Count | None = None
     evaluate_on: Annotated[
-        list[Literal["test", "train", "clients"]], Expected("a list out of 'test', 'train' and 'clients'")
+        list[Literal["test", "train", "clients", "validation"]],
+        Expected("a list out of 'test', 'train', 'clients' and 'validation'"),
     ] = Field(default=["test"])
+    validation: Fraction | None = None  # of the clients, held out
     alignment: Annotated[bool, Expected("true or false")] = False
     threads: Count | None = None
     target: Annotated[float, Field(gt=0, le=1), Expected("a test accuracy above 0 and up to 1")] | None = None
@@ -161,6 +166,8 @@ class Experiment(Section):
     def _fits_together(self) -> Self:
         if self.epochs is not None and self.steps is not None:
             raise mistake(f"none beside epochs = {self.epochs}: give one of them", "steps", self.steps)
+        if "validation" in self.evaluate_on and self.validation is None:
+            raise mistake("a share of clients to hold out, for evaluate_on = ['validation']", "validation")
         clients = self.data.clients
         if clients and self.sampler != "multinomial" and isinstance(self.cohort, int) and self.cohort > clients:
             raise mistake(f"at most data.clients = {clients}", "cohort", self.cohort)
@@ -180,8 +187,8 @@ class Experiment(Section):
         ... ''').runs()]
         ['fedglad-fedavg-seed0', 'fedglad-fedavg-seed1']
         """
-        labels = _told_apart((part.title() for part in self.algorithms), " ({})")
-        folders = _told_apart((slug(label) for label in labels), "-{}")
+        labels = told_apart((part.title() for part in self.algorithms), " ({})")
+        folders = told_apart((slug(label) for label in labels), "-{}")
         return [
             RunSpec(label, seed, f"{folder}-seed{seed}", self._only(algorithm, label, seed))
             for algorithm, label, folder in zip(self.algorithms, labels, folders, strict=True)
@@ -222,21 +229,45 @@ def read(source: Path | Traversable | str, overrides: Iterable[str] = ()) -> Exp
     In an override the value is a TOML value, or a bare word; `algorithms.0.client_lr=0.1` reaches into a list,
     `algorithms.*.client_lr=0.1` into all of it, and an empty value takes the key out.
     """
-    if isinstance(source, str):
-        name, text = "", source
-    else:
-        name, text = source.name, text_of(source)
-    table = parse(name, text)
-    given = [put_override(table, override) for override in overrides]
-    try:
-        return Experiment.model_validate(table)
-    except ValidationError as error:
-        path, message = told(error.errors(include_url=False)[0], table)
+    written = Written.of(source, overrides)
+    if "tune" in written.table:
+        raise FedloomError(
+            f"{written.name or 'experiment'}: expected none to tune, got a [tune] table: use fedloom tune"
+        )
+    return written.valid(Experiment, written.table)
+
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file as it stands, overrides included, before anything is checked."""
+
+    name: str
+    table: dict[str, Any]
+    given: list[list[str]]  # paths of the overrides
+
+    @staticmethod
+    def of(source: Path | Traversable | str, overrides: Iterable[str] = ()) -> Written:
+        name, text = ("", source) if isinstance(source, str) else (source.name, text_of(source))
+        table = parse(name, text)
+        return Written(name, table, [put_override(table, override) for override in overrides])
+
+    def valid(self, kind: type[AnySection], table: Mapping[str, Any], *under: Key) -> AnySection:
+        """A table of the file, which stands there `under` some key, checked."""
+        try:
+            return kind.model_validate(table)
+        except ValidationError as error:
+            path, message = told(error.errors(include_url=False)[0], table)
+        path = [*under, *path]
+        message = ".".join([*map(str, under), message])
+        name, given = self.name, self.given
         if any(_matches(pattern, path) for pattern in given):
-            raise FedloomError(message) from None
+            raise FedloomError(message)
         if given and "unknown key" in message:
             message = f"{message}; --set {'.'.join(map(str, path))}= takes it out"
-        raise FedloomError(f"{name}: {message}" if name else message) from None
+        raise FedloomError(f"{name}: {message}" if name else message)
 
 
 def text_of(source: Path | Traversable) -> str:
@@ -381,10 +412,10 @@ def slug(label: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "run"
 
 
-def _told_apart(names: Iterable[str], pattern: str) -> list[str]:
+def told_apart(names: Iterable[str], pattern: str) -> list[str]:
     """The same names, a number added to those that came before.
 
-    >>> _told_apart(["fedavg", "fedavg", "fedadam"], "-{}")
+    >>> told_apart(["fedavg", "fedavg", "fedadam"], "-{}")
     ['fedavg', 'fedavg-2', 'fedadam']
     """
     seen: list[str] = []

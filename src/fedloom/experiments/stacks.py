@@ -26,8 +26,14 @@ MOST = 32
 DENSE = ("logistic", "mlp", "autoencoder", "tag_predictor")
 """Models that a CPU trains faster stacked. The others it trains one after another, so each run is soon on disk."""
 
-_NOT_THE_NUMBERS = {"title", "executor", "chunk", "device", "threads"}
+_NOT_THE_NUMBERS = {"title", "executor", "chunk", "device", "threads", "compile"}
 """Settings that another machine may have otherwise: a run made there is not made again."""
+
+_SHARED = (
+    *("rounds", "epochs", "steps", "batch_size", "drop_last", "validation"),
+    *("executor", "device", "dtype", "compile", "precision", "chunk", "threads"),
+)
+"""What all runs of a stack have alike."""
 
 TIMED, LONG = 3, 2.0
 """Rounds that are timed for an estimate, after one that is not; fewer where that takes more than so many seconds."""
@@ -41,7 +47,8 @@ def stacks(runs: Iterable[StudyRun]) -> list[list[StudyRun]]:
     found: list[list[StudyRun]] = []
     for group in groups.values():
         most = MOST if _stacks_well(group[0].experiment) else 1
-        found += [group[start : start + most] for start in range(0, len(group), most)]
+        size = -(-len(group) // -(-len(group) // most))  # even ones: a short stack takes nearly as long as a full one
+        found += [group[start : start + size] for start in range(0, len(group), size)]
     return sorted(found, key=lambda stack: stack[0].experiment.data.name)
 
 
@@ -50,8 +57,7 @@ def stack_key(experiment: Experiment) -> str:
     own = options_of(experiment.data.name)
     rows = {name: value for name, value in experiment.data.options().items() if name in own}
     work = client_work(build.build_algorithm(experiment.algorithms[0]))
-    alike = ("rounds", "epochs", "steps", "batch_size", "drop_last", "dtype", "executor", "device", "chunk", "threads")
-    shape = {name: getattr(experiment, name) for name in alike}
+    shape = {name: getattr(experiment, name) for name in _SHARED}
     return repr((experiment.data.name, sorted(rows.items()), experiment.model.model_dump(), shape, work))
 
 
@@ -98,13 +104,13 @@ def seconds_per_round(run: StudyRun, shelf: Shelf, data_folder: Path | None) -> 
 
 
 def _trial(run: StudyRun, shelf: Shelf, data_folder: Path | None) -> dict[str, Any]:
-    data = build.build_data(run.experiment.data, data_folder, shelf)
+    data = build.build_federation(run.experiment, data_folder, shelf)
     algorithm = build.build_algorithm(run.experiment.algorithms[0])
     return {"data": data, "algorithm": algorithm, **build.build_options(run.experiment, data)}
 
 
 def _simulate(experiment: Experiment, trials: Sequence[dict[str, Any]]) -> list[History]:
-    together = {name: trials[0][name] for name in ("executor", "chunk", "device", "dtype")}
+    together = {name: trials[0][name] for name in ("executor", "chunk", "device", "dtype", "compile", "precision")}
     shared = {name: trials[0][name] for name in ("rounds", "epochs", "steps", "batch_size", "drop_last")}
     own = [{name: value for name, value in trial.items() if name not in {*together, *shared}} for trial in trials]
     task = build.build_task(experiment.model, trials[0]["data"])

@@ -15,10 +15,11 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from fedloom.data.federated import FederatedData
 from fedloom.data.skew import label_counts, label_skew
-from fedloom.report.plots import FAINT, INK, MIX, STYLE, label_legend
+from fedloom.report.palette import FAINT, INK, MIX
+from fedloom.report.partition_map import spread_out
+from fedloom.report.plots import STYLE, label_legend
 
 Counts = npt.NDArray[np.int64]
-SHOWN = 100  # bars that can still be told apart
 _BAR, _MUTED = "#0072B2", "#555555"
 
 
@@ -43,7 +44,7 @@ def partition_picture(data: FederatedData, path: str | PathLike[str], title: str
 
 def _mix(axes: Axes, counts: Counts) -> None:
     clients, classes = counts.shape
-    chosen = np.unique(np.linspace(0, clients - 1, min(clients, SHOWN)).round().astype(np.int64))
+    chosen = spread_out(clients)
     share = counts[chosen] / counts[chosen].sum(1, keepdims=True)
     right = np.cumsum(share, axis=1)
     colours = _colours(classes)

@@ -18,18 +18,13 @@ from torch import Tensor
 
 from fedloom.data.federated import FederatedData
 from fedloom.data.skew import label_counts
+from fedloom.report.palette import FAINT, INK, LINES, MIX
 
 Floats = npt.NDArray[np.float64]
 Rounds = Sequence[Mapping[str, Any]]
 """One run's records, as `History.rounds` holds them."""
 
-LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222")  # Okabe and Ito
 DASHES = ("solid", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
-MIX = (  # Paul Tol's muted scheme, neighbours chosen to differ in lightness too
-    *("#332288", "#88CCEE", "#117733", "#DDCC77", "#CC6677"),
-    *("#44AA99", "#882255", "#DDDDDD", "#AA4499", "#999933"),
-)
-INK, FAINT = "#222222", "#D8D8D8"
 STYLE: dict[Any, Any] = {
     "font.size": 13,
     "text.color": INK,

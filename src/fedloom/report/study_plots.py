@@ -22,7 +22,8 @@ from fedloom.experiments.published import Published
 from fedloom.experiments.results import Key, Result, key, without
 from fedloom.experiments.study import Study
 from fedloom.experiments.study_sections import MEASURE, Cell, FigureSection, Measure
-from fedloom.report.plots import DASHES, FAINT, INK, LINES, STYLE, Floats
+from fedloom.report.palette import FAINT, INK, LINES
+from fedloom.report.plots import DASHES, STYLE, Floats
 
 SMALL: dict[Any, Any] = {**STYLE, "font.size": 11, "axes.titlesize": 12, "axes.titlepad": 8}
 Curves = Sequence[tuple[Cell, Sequence[Outcome]]]

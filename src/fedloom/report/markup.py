@@ -1,0 +1,101 @@
+"""Small pieces of HTML. Whatever comes from a run is escaped here, and nowhere else."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedloom.report.palette import LINES
+
+DASHES = 4
+"""How many kinds of dashes there are, for when the colours have been used up."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: its text, the number it is sorted by, its kind, and the series it is about."""
+
+    text: str
+    sort: float | None = None
+    kind: str = ""
+    series: int | None = None
+
+
+def text(value: object) -> str:
+    """Any text, so that a page shows it as it is.
+
+    >>> text('<b> & "c"')
+    '&lt;b&gt; &amp; &quot;c&quot;'
+    """
+    return html.escape(str(value), quote=True)
+
+
+def tag(name: str, inside: str, **attributes: str) -> str:
+    """An element around HTML; attributes are escaped, and `class_` stands for `class`.
+
+    >>> tag("p", text("1 < 2"), class_="note")
+    '<p class="note">1 &lt; 2</p>'
+    """
+    given = "".join(f' {key.rstrip("_").replace("_", "-")}="{text(value)}"' for key, value in attributes.items())
+    return f"<{name}{given}>{inside}</{name}>"
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[Cell | str]], sortable: bool = False) -> str:
+    """A table in a box that scrolls by itself; a sortable one has buttons for headings."""
+    heads = [
+        tag("th", tag("button", text(each), type="button") if sortable else text(each), scope="col", **_kind(column))
+        for each, column in zip(headings, zip(*rows, strict=True), strict=True)
+    ]
+    lines = ["".join(_cell(each, first=not place) for place, each in enumerate(row)) for row in rows]
+    body = "\n".join(tag("tr", line) for line in lines)
+    inside = f"<thead>{tag('tr', ''.join(heads))}</thead>\n<tbody>{body}</tbody>"
+    return tag("div", tag("table", inside, class_="sortable" if sortable else "plain"), class_="scroll", tabindex="0")
+
+
+def _kind(column: Sequence[Cell | str]) -> dict[str, str]:
+    numeric = any(isinstance(cell, Cell) and cell.sort is not None for cell in column)
+    return {"class_": "number"} if numeric else {}
+
+
+def _cell(cell: Cell | str, first: bool) -> str:
+    cell = Cell(cell) if isinstance(cell, str) else cell
+    attributes = {} if cell.sort is None else {"data_sort": repr(cell.sort)}
+    kind = " ".join(filter(None, (cell.kind, "number" if cell.sort is not None else "")))
+    attributes |= {"class_": kind} if kind else {}
+    mark = "" if cell.series is None else swatch(cell.series)
+    return tag("th" if first else "td", mark + text(cell.text), **attributes, **({"scope": "row"} if first else {}))
+
+
+def line_class(series: int) -> str:
+    """The classes that give a series its colour and, once those are used up, its dashes.
+
+    >>> line_class(0), line_class(8)
+    ('c0 d0', 'c1 d1')
+    """
+    return f"c{series % len(LINES)} d{series // len(LINES) % DASHES}"
+
+
+def swatch(series: int) -> str:
+    """A piece of a series' line."""
+    path = f'<path class="{line_class(series)}" d="M1 5H25"/>'
+    return f'<svg class="swatch" viewBox="0 0 26 10" width="26" height="10" aria-hidden="true">{path}</svg>'
+
+
+def definitions(pairs: Mapping[str, str], kind: str) -> str:
+    """Names and what they stand for."""
+    return tag("dl", "".join(f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in pairs.items()), class_=kind)
+
+
+def embedded(value: Any) -> str:
+    """Strict JSON that no text in it can break out of.
+
+    >>> embedded({"label": "</script>"})
+    '{"label":"\\\\u003c/script\\\\u003e"}'
+    """
+    plain = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    for sign in "<>&\u2028\u2029":
+        plain = plain.replace(sign, f"\\u{ord(sign):04x}")
+    return plain

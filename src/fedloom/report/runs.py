@@ -1,0 +1,239 @@
+"""Runs read back from their directories, for comparing them. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from fedloom.errors import Damaged, FedloomError
+from fedloom.rundir import CHECKPOINTS, CONFIG, METRICS, SUMMARY
+
+RESULTS = "results.json"
+"""What a reproduced table or figure came to, measured beside published."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run as its directory tells it: settings, a record per round, and, once it is finished, a summary."""
+
+    path: Path
+    label: str
+    config: Mapping[str, Any]
+    rounds: list[dict[str, Any]]
+    summary: Mapping[str, Any] | None = None
+    diverged: str | None = None
+    group: Path | None = None
+    """The folder it belongs to: that of its study, or the one that holds it."""
+
+    @cached_property
+    def columns(self) -> dict[str, dict[int, float]]:
+        """Every metric's numbers by the round, counted from 0."""
+        return columns(self.rounds)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed, where one was recorded."""
+        seeds = self.config.get("seeds")
+        given = seeds[0] if isinstance(seeds, list) and len(seeds) == 1 else self.config.get("seed")
+        told = (self.summary or {}).get("seed", given)
+        return told if isinstance(told, int) else None
+
+    @property
+    def seconds(self) -> float:
+        """How long it took by the clock: what the summary says, else what its rounds add up to."""
+        told = (self.summary or {}).get("seconds")
+        return told if is_number(told) else sum(self.values("seconds"))
+
+    def values(self, metric: str) -> list[float]:
+        """The metric in the rounds that have it."""
+        return list(self.columns.get(metric, {}).values())
+
+    @property
+    def finished(self) -> float | None:
+        """When the last file of it was written, in seconds since 1970."""
+        files = [self.path / name for name in (SUMMARY, METRICS, CONFIG)]
+        return next((file.stat().st_mtime for file in files if file.exists()), None)
+
+    @property
+    def status(self) -> str:
+        """Finished, diverged, or how far it came."""
+        if self.diverged is not None:
+            return "diverged"
+        if self.summary is not None:
+            return "finished"
+        wanted = self.config.get("rounds")
+        return f"stopped after {len(self.rounds)}{f' of {wanted}' if isinstance(wanted, int) else ''} rounds"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table or figure that was reproduced: the content of a `results.json`."""
+
+    path: Path
+    content: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.content.get("id") or self.path.resolve().name)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Everything beneath the directories that were named."""
+
+    runs: list[Run] = field(default_factory=list)
+    studies: list[Study] = field(default_factory=list)
+
+
+def read(directories: Iterable[Path]) -> Found:
+    """The runs and studies in and beneath the directories, each once, in the order of their summaries, else by name."""
+    found = Found()
+    seen: set[Path] = set()
+    for directory in directories:
+        if not directory.is_dir():
+            got = "a file" if directory.exists() else "nothing there"
+            raise FedloomError(f"{directory}: expected a run directory, or one that holds several; got {got}")
+        holding = [folder for folder in _folders(directory) if _is_run(folder) or (folder / RESULTS).is_file()]
+        if not holding:
+            raise Damaged(f"{directory}: expected a run directory, or one that holds several; found no {METRICS} in it")
+        for folder in holding:
+            if folder.resolve() in seen:
+                continue
+            seen.add(folder.resolve())
+            if (folder / RESULTS).is_file():
+                found.studies.append(Study(folder, _json_object(folder / RESULTS)))
+            if _is_run(folder):
+                found.runs.append(_run(folder, directory))
+    return found
+
+
+def columns(rounds: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
+    """The records turned on their side, without what is no number.
+
+    >>> columns([{"round": 0, "x": 1.5, "note": "a"}, {"round": 1, "x": None}, {"round": 2, "x": 2.5}])
+    {'x': {0: 1.5, 2: 2.5}}
+    """
+    found: dict[str, dict[int, float]] = {}
+    for record in rounds:
+        at = record["round"]
+        for key, value in record.items():
+            if is_number(value) and key != "round":
+                found.setdefault(key, {})[at] = value
+    return found
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether it is a finite number; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+
+
+def _folders(top: Path) -> Iterator[Path]:
+    """The directory and those beneath it, sorted by name; nothing inside a run's own."""
+    for here, names, _ in os.walk(top):
+        folder = Path(here)
+        yield folder
+        told = _told_order(folder)
+        kept = [] if _is_run(folder) else [name for name in names if not name.startswith(".")]
+        names[:] = sorted(kept, key=lambda name: (told.get(name, len(told)), name))
+
+
+def _told_order(folder: Path) -> dict[str, int]:
+    """The order in which a summary of all runs lists them, which is that of the experiment's file."""
+    return {str(entry.get("directory")): place for place, entry in enumerate(_listed(folder / SUMMARY))}
+
+
+def _is_run(folder: Path) -> bool:
+    """A run has rounds; one that diverged in its first has at least a state, or a summary of its own."""
+    if (folder / METRICS).is_file():
+        return True
+    summary = folder / SUMMARY
+    begun = (folder / CHECKPOINTS).is_dir() or (summary.is_file() and "seed" in _json_object(summary))
+    return begun and (folder / CONFIG).is_file()
+
+
+def _run(folder: Path, top: Path) -> Run:
+    config = _config(folder / CONFIG)
+    summary = _json_object(folder / SUMMARY) if (folder / SUMMARY).exists() else None
+    rounds = _rounds(folder / METRICS) if (folder / METRICS).exists() else []
+    told = (summary or {}).get("diverged")
+    diverged = told if isinstance(told, str) else _diverged(folder)
+    return Run(folder, _label(config, folder), config, rounds, summary, diverged, _group(folder, top))
+
+
+def _group(folder: Path, top: Path) -> Path:
+    """The folder of the study above it, within what was named; else the folder it is in."""
+    above = [folder, *folder.parents]
+    within = above[: above.index(top) + 1]
+    return next((path for path in within if (path / RESULTS).is_file()), folder.parent).resolve()
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise Damaged(f"{path}: expected the run's settings, got nothing there") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Damaged(f"{path}: expected TOML, got a mistake in it: {error}") from None
+
+
+def _rounds(path: Path) -> list[dict[str, Any]]:
+    """A record per line. The last may be torn, when the run was killed while it wrote; any other is an error."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="strict").splitlines(keepends=True)
+    except UnicodeDecodeError as error:
+        raise Damaged(f"{path}: expected UTF-8 text, got byte {error.start} of something else") from None
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line, parse_constant=lambda _: None)
+        except ValueError:
+            if number == len(lines) and not line.endswith("\n"):
+                break
+            raise Damaged(f"{path}, line {number}: expected a JSON object, got {line.strip()!r:.60}") from None
+        if not isinstance(record, dict) or not isinstance(record.get("round"), int):
+            raise Damaged(f"{path}, line {number}: expected an object with a round, got {line.strip()!r:.60}")
+        if records and record["round"] <= records[-1]["round"]:
+            expected = f"a round after {records[-1]['round']}"
+            raise Damaged(f"{path}, line {number}: expected {expected}, got {record['round']}")
+        records.append(record)
+    return records
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
+    except ValueError as error:
+        raise Damaged(f"{path}: expected JSON, got a mistake in it: {error}") from None
+    if not isinstance(content, dict):
+        raise Damaged(f"{path}: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _diverged(folder: Path) -> str | None:
+    """What the summary of all runs says of this one."""
+    for entry in _listed(folder.parent / SUMMARY):
+        if entry.get("directory") == folder.name and isinstance(entry.get("diverged"), str):
+            return str(entry["diverged"])
+    return None
+
+
+def _listed(path: Path) -> list[dict[str, Any]]:
+    """The runs that a summary of several lists, none where it is no such summary."""
+    runs = _json_object(path).get("runs") if path.is_file() else None
+    return [entry for entry in runs if isinstance(entry, dict)] if isinstance(runs, list) else []
+
+
+def _label(config: Mapping[str, Any], folder: Path) -> str:
+    """The algorithm's label or name; the folder's name, where the settings are not an experiment's."""
+    algorithms = config.get("algorithms")
+    if isinstance(algorithms, list) and len(algorithms) == 1 and isinstance(algorithms[0], dict):
+        label = algorithms[0].get("label") or algorithms[0].get("name")
+        if label:
+            return str(label)
+    return folder.resolve().name
