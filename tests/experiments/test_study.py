@@ -311,6 +311,7 @@ def test_an_unreached_target_is_slower_than_any_and_two_of_them_say_nothing() ->
         ("rounds_to", Measured((None,), best=94.0, never=1), Published(best=94.48), True),
         ("rounds_to", Measured((None,), best=90.0, never=1), Published(best=94.48), False),
         ("rounds_to", Measured((200.0,), best=95.0), Published(best=94.48), False),
+        ("rounds_to", Measured((200.0, None, None), best=94.0, never=2), Published(best=94.48), True),
         ("final", Measured((80.0, None), diverged=1), Published(value=80.0), False),
     ],
 )

@@ -53,9 +53,14 @@ class Measured:
         return bool(self.values) and all(value is not None for value in self.values)
 
     @property
+    def unreached(self) -> bool:
+        """Whether most seeds never reached the target."""
+        return self.never > len(self.values) / 2
+
+    @property
     def rank(self) -> float | None:
         """The number that claims compare: a target that most seeds never reached is infinitely far."""
-        return math.inf if self.never > len(self.values) / 2 else self.value
+        return math.inf if self.unreached else self.value
 
 
 def measure_cell(measure: Measure, outcomes: Sequence[Outcome]) -> Measured:

@@ -18,12 +18,13 @@ from rich.console import Console
 from rich.text import Text
 
 from fedloom.errors import FedloomError
+from fedloom.experiments import schema
 from fedloom.experiments.claims import Verdict, decide
 from fedloom.experiments.measures import Outcome
 from fedloom.experiments.published import Published, conflicts, match, matched, published
 from fedloom.experiments.results import Key, Result, kept, key, results
 from fedloom.experiments.runner import rounds_bar
-from fedloom.experiments.study import FULL, Study, StudyRun, runs
+from fedloom.experiments.study import FULL, Study, StudyRun, cells, runs
 from fedloom.experiments.study_report import beside_published, head, report
 from fedloom.rundir import CONFIG, write_json, write_whole
 
@@ -90,11 +91,12 @@ def _introduce(study: Study, wanted: Sequence[StudyRun], console: Console) -> No
     say = _say(console)
     say(f"{study.id}: {study.title}", "bold")
     say(study.paper)
-    for words in scale_words(study):
-        say(words)
-    rounds = sum(run.experiment.rounds for run in wanted)
-    cells = len({key(run.cell) for run in wanted})
-    say(f"{len(wanted):,} runs in {cells:,} cells, at most {rounds:,} rounds in all")
+    if study.facts is None:
+        for words in scale_words(study):
+            say(words)
+        rounds = sum(run.experiment.rounds for run in wanted)
+        count = len({key(run.cell) for run in wanted})
+        say(f"{len(wanted):,} runs in {count:,} cells, at most {rounds:,} rounds in all")
     if study.stand_in is not None:
         say(f"stand-in, not the paper's own: {study.stand_in}")
     for note in study.notes:
@@ -109,12 +111,19 @@ def scale_words(study: Study) -> list[str]:
     if study.scale == FULL:
         words.append("scale full: as in the paper, as far as it says")
     else:
-        words.append(f"scale {study.scale}: {study.scales[study.scale].says}")
+        scale = study.scales[study.scale]
+        words.append(f"scale {study.scale}: {scale.says}")
+        part = f"{len(list(cells(study)))} of {len(list(cells(study.at(FULL))))} cells"
+        words.append(f"against the paper: {', '.join([part, *_pairs(scale.set)])}")
     if study.overrides:
-        words.append("changed by --set: " + ", ".join(f"{name} = {value!r}" for name, value in study.overrides.items()))
+        words.append(f"changed by --set: {', '.join(_pairs(study.overrides))}")
     if not study.compared:
         words.append("not the paper's setting: numbers stand beside the published ones, and none is called a match")
     return words
+
+
+def _pairs(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{name} = {schema.shown(value)}" for name, value in settings.items()]
 
 
 def _say(console: Console) -> Any:
@@ -144,7 +153,7 @@ def _run(study: Study, wanted: Sequence[StudyRun], out: Path, data_folder: Path 
     pile = stacks(missing)
     shelf, name = Shelf(), ""
     total = sum(run.experiment.rounds for run in missing)
-    began = told = time.perf_counter()
+    told = time.perf_counter()
     try:
         with rounds_bar(console, total) as bar:
             task = bar.task_ids[0]
@@ -158,7 +167,7 @@ def _run(study: Study, wanted: Sequence[StudyRun], out: Path, data_folder: Path 
                 shown = "" if accuracy is None else f"  {accuracy:.1%}"
                 bar.update(task, advance=1, description=f"{shorten(run.label, 50)}{shown}")
 
-            through = 0
+            through, began = 0, time.perf_counter()
             for stack in pile:
                 if stack[0].experiment.data.name != name:  # one data set in memory at a time
                     shelf, name = Shelf(), stack[0].experiment.data.name
@@ -242,10 +251,8 @@ def _print(
         console.print()
         print_table(console, study_table(study, found, beside, console, study.compared))
     if beside and study.compared:
-        answers = [
-            matched(result.measure, result.measured, beside[key(result.cell)])
-            for result in beside_published(found, beside)
-        ]
+        both = [(result, beside[key(result.cell)]) for result in beside_published(found, beside)]
+        answers = [matched(result.measure, result.measured, number) for result, number in both]
         decided = [answer for answer in answers if answer is not None]
         _say(console)(f"matched: {sum(decided)} of {len(decided)} published numbers")
     for verdict in verdicts:

@@ -137,7 +137,9 @@ class Study(Section):
         return [measure for measure in self.measures if measure.kind != "curve"]
 
     def at(self, scale: str) -> Study:
-        """The study at another scale."""
+        """The study at another scale; where nothing is trained all are the same."""
+        if self.facts is not None:
+            return self
         if scale != FULL and scale not in self.scales:
             raise choose(f"{self.id}, scale", scale, [FULL, *self.scales])
         return self.model_copy(update={"scale": scale})
