@@ -25,10 +25,10 @@ from fedloom.experiments.published import Published, conflicts, match, matched, 
 from fedloom.experiments.results import Key, Result, kept, key, results
 from fedloom.experiments.runner import rounds_bar
 from fedloom.experiments.study import FULL, Study, StudyRun, cells, runs
-from fedloom.experiments.study_report import beside_published, head, report
+from fedloom.experiments.study_report import beside_published, head, origin, report
 from fedloom.rundir import CONFIG, write_json, write_whole
 
-RESULTS, FIGURE, CLOCK = "results.json", "figure.png", "clock.json"
+RESULTS, FIGURE, MADE = "results.json", "figure.png", "made.json"
 SOON = 2.0
 """Seconds after which somebody who waits is told how far it is."""
 
@@ -63,7 +63,7 @@ def reproduce(
     _print(study, found, beside, verdicts, console)
     _draw(study, outcomes, found, beside, out, console)
     told = report(study, found, beside, verdicts, outcomes)
-    told["seconds"] = _clock(out, 0.0) or time.perf_counter() - began
+    told |= {"seconds": time.perf_counter() - began} | _made(out)  # where and when it was trained, not where it is told
     write_json(out / RESULTS, told)
     console.print(f"results: {out / RESULTS}", highlight=False, markup=False, soft_wrap=True)
     return told
@@ -174,7 +174,7 @@ def _run(study: Study, wanted: Sequence[StudyRun], out: Path, data_folder: Path 
                     bar.update(task, description=f"loading {name}")
                 started = time.perf_counter()
                 train(stack, out, shelf, data_folder, watch)
-                _clock(out, time.perf_counter() - started)
+                _remember(out, time.perf_counter() - started, stack[0].experiment.device or "cpu")
                 done += len(stack)
                 through += sum(run.experiment.rounds for run in stack)
                 bar.update(task, completed=through)
@@ -226,13 +226,16 @@ def duration(seconds: float) -> str:
     return f"about {seconds / 60:.0f} min" if seconds < 6000 else f"about {seconds / 3600:.1f} h"
 
 
-def _clock(out: Path, seconds: float) -> float:
-    """Add to the time that the study's runs have taken, over all the times it was started."""
-    path = out / CLOCK
-    before = json.loads(path.read_text(encoding="utf-8"))["seconds"] if path.exists() else 0.0
-    if seconds:
-        write_json(path, {"seconds": before + seconds})
-    return float(before + seconds)
+def _made(out: Path) -> dict[str, Any]:
+    """How the study was trained: the seconds of all runs, and by what and where the last of them was."""
+    path = out / MADE
+    made: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return made
+
+
+def _remember(out: Path, seconds: float, device: str) -> None:
+    before = _made(out).get("seconds", 0.0)
+    write_json(out / MADE, {**origin(device), "seconds": before + seconds})
 
 
 # What came of it ------------------------------------------------------------------------------------------------------
