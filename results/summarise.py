@@ -1,4 +1,4 @@
-"""Writes docs/results.md from what lies here: `python results/summarise.py`. What has not been run is listed as such."""
+"""Writes docs/results.md from what lies here: `python results/summarise.py`. What was not run is listed as such."""
 
 from __future__ import annotations
 

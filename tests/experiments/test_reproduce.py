@@ -252,10 +252,10 @@ def test_finished_runs_are_not_run_again(file: Path, tmp_path: Path, monkeypatch
 def test_what_is_told_again_keeps_its_origin(file: Path, tmp_path: Path) -> None:
     """Runs made on one machine are reported on another: device, commit and seconds are those of the training."""
     study, out = read_study(file), tmp_path / "out"
-    first = reproduce(study, out, file, quiet=True)
+    first = reproduce.reproduce(study, out, file, quiet=True)
     made = json.loads((out / "made.json").read_text()) | {"device": "cuda (a card)", "commit": "0" * 40}
     (out / "made.json").write_text(json.dumps(made))
-    again = reproduce(study, out, file, quiet=True)
+    again = reproduce.reproduce(study, out, file, quiet=True)
     assert (again["device"], again["commit"]) == ("cuda (a card)", "0" * 40)
     assert again["seconds"] == first["seconds"] > 0
     assert again["measured"] == first["measured"]
