@@ -47,6 +47,8 @@ def study_figure(
     places = [cell for cell, _ in curves]
     metrics = wanted.metrics if wanted.kind == "curves" else wanted.metrics[:1]
     panels = [(metric, panel) for metric in metrics for panel in _values(study, wanted.panels, places)]
+    if wanted.kind == "curves":  # not all cells are measured alike
+        panels = [place for place in panels if _has_curve(*place, curves)] or panels
     lines = _values(study, _line_axes(study, wanted), places)
     colours = {key(line): _look(index) for index, line in enumerate(lines)}
     across = min(3, len(panels)) if len(panels) != 4 else 2
@@ -74,6 +76,11 @@ def study_figure(
             figure.legend(handles=handles, loc="outside lower left", ncols=min(5, len(handles)), frameon=False)
         figure.savefig(path, format="png")
     return True
+
+
+def _has_curve(metric: str, panel: Cell, curves: Curves) -> bool:
+    runs = [run for cell, outcomes in curves if panel.items() <= cell.items() for run in outcomes]
+    return any(record.get(metric) is not None for run in runs for record in run.rounds)
 
 
 def _measure(study: Study, wanted: FigureSection) -> Measure | None:
@@ -120,7 +127,9 @@ def _draw_curves(
         at, values = _aligned(runs, wanted.x, metric)
         if not at.size:
             continue
-        if wanted.running is not None:
+        if wanted.running == "mean":
+            values = np.cumsum(values, axis=1) / np.arange(1, at.size + 1)
+        elif wanted.running is not None:
             so_far = np.maximum if wanted.running == "highest" else np.minimum
             values = so_far.accumulate(values, axis=1)
         colour, dash = colours[key(line)]
