@@ -120,7 +120,7 @@ def _data(row: FactRow, source: Files) -> Iterator[Fact]:
     try:
         data = source.load(row)
     except NotHere as error:
-        yield from (_fact(row, column, None, str(error)) for column in columns)
+        yield from _absent(row, columns, str(error))
         return
     tested = None if data.test is None else count(data.test[1])
     clients = None if data.client_test is None else data.client_test[1].numel() - 1
@@ -136,7 +136,7 @@ def _partition(row: FactRow, source: Files) -> Iterator[Fact]:
     try:
         data = source.load(row)
     except NotHere as error:
-        yield from (_fact(row, column, None, str(error)) for column in columns)
+        yield from _absent(row, columns, str(error))
         return
     skew = label_skew(label_counts(data))
     labels = sorted(skew.distinct.tolist())
@@ -144,6 +144,11 @@ def _partition(row: FactRow, source: Files) -> Iterator[Fact]:
     entropy = round(skew.summary()["label entropy"], 4)
     found = (data.population, each, labels[0], statistics.median(labels), labels[-1], entropy)
     yield from (_fact(row, column, value) for column, value in zip(columns, found, strict=True))
+
+
+def _absent(row: FactRow, columns: Sequence[str], why: str) -> Iterator[Fact]:
+    """What this machine cannot say, and why, once."""
+    yield from (_fact(row, column, None, "" if number else why) for number, column in enumerate(columns))
 
 
 def _hyperparameters(row: FactRow, source: Files) -> Iterator[Fact]:

@@ -102,7 +102,7 @@ def _introduce(study: Study, wanted: Sequence[StudyRun], console: Console) -> No
         say(f"{len(wanted):,} runs in {cells:,} cells, at most {rounds:,} rounds in all")
     if study.standing_in is not None:
         say(f"stand-in, not the paper's own: {study.standing_in}")
-    for where in study.where:
+    for where in study.where if study.standing_in is None else ():
         if where.stand_in is not None and any(picked(run.cell, where.cell) for run in wanted):
             say(f"stand-in, not the paper's own, for {_chosen_words(where.cell)}: {where.stand_in}")
     for note in study.notes:
