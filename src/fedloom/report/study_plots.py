@@ -127,11 +127,7 @@ def _draw_curves(
         at, values = _aligned(runs, wanted.x, metric)
         if not at.size:
             continue
-        if wanted.running == "mean":
-            values = np.cumsum(values, axis=1) / np.arange(1, at.size + 1)
-        elif wanted.running is not None:
-            so_far = np.maximum if wanted.running == "highest" else np.minimum
-            values = so_far.accumulate(values, axis=1)
+        values = _running(values, wanted.running)
         colour, dash = colours[key(line)]
         axes.fill_between(at, values.min(0), values.max(0), color=colour, alpha=0.13, linewidth=0)
         marker = "o" if at.size == 1 else None
@@ -146,6 +142,20 @@ def _draw_curves(
         axes.set_yscale("log")
     elif metric.endswith("accuracy"):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def _running(values: Floats, kind: str | None) -> Floats:
+    """Each run's best value so far, or the mean so far.
+
+    >>> _running(np.array([[3.0, 1.0, 2.0]]), "mean"), _running(np.array([[3.0, 1.0, 4.0]]), "highest")
+    (array([[3., 2., 2.]]), array([[3., 3., 4.]]))
+    """
+    if kind is None:
+        return values
+    if kind == "mean":
+        return np.asarray(np.cumsum(values, axis=1) / np.arange(1, values.shape[1] + 1))
+    so_far = np.maximum if kind == "highest" else np.minimum
+    return np.asarray(so_far.accumulate(values, axis=1))
 
 
 def _aligned(runs: Sequence[Outcome], x: str, metric: str) -> tuple[Floats, Floats]:
@@ -203,6 +213,8 @@ def _draw_measure(
         axes.set_xticks(at, names)
     elif min(places) > 0 and max(places) / min(places) >= 50:
         axes.set_xscale("log")
+    elif min(places) == 0 < max(places) and max(places) / (least := min(place for place in places if place)) >= 50:
+        axes.set_xscale("symlog", linthresh=least)  # a zero among powers of ten
     if wanted.logarithmic:
         axes.set_yscale("log")
     axes.set_xlabel(wanted.x)
