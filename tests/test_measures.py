@@ -142,6 +142,8 @@ def test_divergence_of_client_gradients() -> None:
     stacked = torch.stack(gradients)
     mean = (torch.tensor([6.0, 11.0, 9.0]).double()[:, None] * stacked).sum(0) / 26
     assert history.rounds[0]["divergence"] == pytest.approx(float((stacked - mean).norm(dim=1).mean()), rel=1e-9)
+    angles = (nn.functional.cosine_similarity(stacked, mean[None], dim=1)).arccos()
+    assert [history.rounds[0][f"angle/{client}"] for client in range(3)] == pytest.approx(angles.tolist(), rel=1e-6)
 
 
 def test_figures_of_a_history() -> None:

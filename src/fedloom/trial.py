@@ -251,6 +251,7 @@ class Trial:
             record["simulated_seconds"] = round.reports.seconds
         if setup.alignment:
             record["divergence"] = _divergence(report, setup.algorithm.client_rates.rate(round.before[1].round))
+            record |= _angles(report)
         evaluated = (t + 1) % setup.every == 0 or t + 1 == setup.rounds
         if evaluated:
             record |= self._measure(t, after)
@@ -356,6 +357,16 @@ def _divergence(report: Report, rate: float) -> float:
     if distance is None or not rate:
         return math.nan
     return float(distance[report.clients.admitted].mean()) / rate
+
+
+def _angles(report: Report) -> dict[str, float]:
+    """The angle of every admitted client's update to the mean, in radians: `angle/K` for client K."""
+    if report.clients.angle is None:
+        return {}
+    rows = zip(
+        report.clients.ids.tolist(), report.clients.angle.tolist(), report.clients.admitted.tolist(), strict=True
+    )
+    return {f"angle/{client}": angle for client, angle, admitted in rows if admitted}
 
 
 def _lost(before: dict[int, str], report: Report) -> dict[int, str]:

@@ -78,6 +78,8 @@ def test_qmnist_is_by_writer(tmp_path: Path) -> None:
     assert data.rows(1).tolist() == list(range(10, 20))
     assert data.client_test is None
     assert small_load("qmnist", tmp_path, partition="iid", clients=5).population == 5
+    twice = small_load("qmnist", tmp_path, task="autoencoder")
+    assert twice.x.shape[1:] == (784,) and torch.equal(twice.x, twice.y) and twice.population == data.population
     table = np.zeros((40, 8), ">i4")
     path = small.put(tmp_path / "QMNIST" / "raw" / "qmnist-train-labels-idx2-int.gz", small.idx(table, 0x0C))
     with pytest.raises(FedloomError, match=f"{path}, byte 44: expected class 1, as MNIST has it, in row 1, got 0"):

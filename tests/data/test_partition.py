@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -417,6 +418,12 @@ def test_class_mix_has_iid_and_skewed_clients() -> None:
     assert (np.abs(counts[3:].max(1) - 300) < 60).all()  # uniform over the union of two equal classes
 
 
+def test_class_mix_of_several_kinds() -> None:
+    labels = np.repeat(np.arange(10), 1000)
+    parts = partition.class_mix(labels, iid=2, skewed=3, classes=[1, 1, 2], per_client=300)
+    assert (class_counts(parts, labels) > 0).sum(1).tolist() == [10, 10, 1, 1, 2]
+
+
 def test_class_mix_cases() -> None:
     labels = np.tile(np.arange(10), 6000)
     one = (class_counts(partition.class_mix(labels, case=1, seed=4), labels) > 0).sum(1)
@@ -458,6 +465,7 @@ def test_chosen_classes_suffice_whenever_any_do(unused: list[int], data: st.Data
     ("arguments", "message"),
     [
         ({"classes": 5}, "classes: expected at most 4"),
+        ({"classes": [1, 2]}, "classes: expected 7 numbers, one per skewed, got 2"),
         ({"iid": 0, "skewed": 0}, "at least 1 client"),
         ({"case": 3}, "case: expected 1, 2 or None, got 3"),
         ({"case": 1}, "expected at least 10 classes in labels, got 4"),
@@ -465,7 +473,7 @@ def test_chosen_classes_suffice_whenever_any_do(unused: list[int], data: st.Data
         ({"per_client": 41}, r"per_client: expected at most 40 \(400 rows over 10 clients\), got 41"),
     ],
 )
-def test_class_mix_errors(arguments: dict[str, int], message: str) -> None:
+def test_class_mix_errors(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(FedloomError, match=message):
         partition.class_mix(np.repeat(np.arange(4), 100), **{"per_client": 10, **arguments})
 

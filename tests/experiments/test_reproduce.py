@@ -322,8 +322,52 @@ rows = [{ row = "regression", model = { name = "logistic", inputs = 784, classes
     )
     report, _ = ran(read_study(rates), tmp_path / "rates")
     assert [each["value"] for each in report["measured"]] == [32.0]
+    with pytest.raises(FedloomError, match="claim 'most', measure: expected the column that is meant, got none"):
+        read_study(counts + '[[claims]]\ntext = "most"\nkind = "above"\nnumber = 3\n')
+    assert read_study(counts, scale="smoke") == read_study(counts)  # there is nothing to make smaller
+    part = text.replace("classes = 10 }", 'classes = 10 }, part = "*.bias"')
+    report, _ = ran(read_study(part), tmp_path / "part")
+    assert [each["value"] for each in report["measured"]] == [10.0]
+    log = rates.replace('key = "batch_size"', 'key = "data.per_client", log10 = true')
+    report, _ = ran(read_study(log), tmp_path / "log")
+    assert [each["value"] for each in report["measured"]] == [pytest.approx(2.77815125)]
     with pytest.raises(FedloomError, match="rows: expected model in every row, for facts = 'models'"):
         read_study(text.replace("model = {", "data = {"))
+
+
+def test_a_partition_is_counted_drawn_and_judged(tmp_path: Path) -> None:
+    text = """
+id = "mixes"
+paper = "Nobody 2020, figure 1"
+title = "Mixes"
+facts = "partition"
+rows = [
+  { row = "one", data = { name = "digits", partition = "dirichlet", clients = 10, alpha = 0.0 } },
+  { row = "many", data = { name = "digits", partition = "dirichlet", clients = 10, alpha = 100.0 } },
+  { row = "absent", data = { name = "emnist", partition = "natural", folder = "nowhere" } },
+]
+
+[[claims]]
+text = "a large alpha gives more labels"
+kind = "greater"
+measure = "median labels"
+axis = "row"
+first = "many"
+second = "one"
+
+[scales.smoke]
+says = "other clients"
+stand_in = "five clients"
+set = { "data.clients" = 5 }
+"""
+    study = read_study(text)
+    report, said = ran(study, tmp_path / "out")
+    assert report["claims"][0]["holds"] is True and (tmp_path / "out" / "figure.png").exists()
+    values = {(each["cell"]["row"], each["cell"]["column"]): each["value"] for each in report["measured"]}
+    assert (values["one", "fewest labels"], values["many", "clients"], values["absent", "clients"]) == (1.0, 10.0, None)
+    assert "pass: a large alpha gives more labels (in 1 of 1 cells)" in said
+    report, said = ran(study.at("smoke"), tmp_path / "smoke")
+    assert report["measured"][0]["value"] == 5.0 and "stand-in, not the paper's own: five clients" in said
 
 
 def test_the_commands(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

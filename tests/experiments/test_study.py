@@ -177,6 +177,16 @@ def test_fewer_seeds_are_compared_and_fewer_rounds_are_not() -> None:
     assert not read_study(edited(('title = "A', 'stand_in = "digits"\ntitle = "A'))).compared
 
 
+def test_a_stand_in_at_a_scale_or_in_a_cell_is_not_compared() -> None:
+    short = read_study(edited(("[scales.short]", '[scales.short]\nstand_in = "digits"')))
+    assert (short.compared, short.at("short").compared) == (True, False)
+    assert short.at("short").standing_in == "digits" and short.standing_in is None
+    where = '[[where]]\ncell = { method = "FedAdp" }\nstand_in = "half of it"\n\n[[measures]]'
+    study = read_study(edited(("[[measures]]", where)))
+    assert study.compared and not study.at("smoke").compares({"method": "FedAvg", "clients": "6"})
+    assert [study.compares({"method": name, "clients": "6"}) for name in ("FedAvg", "FedAdp")] == [True, False]
+
+
 # Measures -------------------------------------------------------------------------------------------------------------
 
 
@@ -189,6 +199,7 @@ def outcome(*values: float | None, diverged: str | None = None, target: float | 
     [
         ({"kind": "final", "last": 2}, 65.0),
         ({"kind": "final", "last": 2, "until": 3}, 45.0),
+        ({"kind": "final", "last": 2, "until": 5}, None),
         ({"kind": "at", "round": 1}, 20.0),
         ({"kind": "at", "round": 2}, None),
         ({"kind": "best"}, 70.0),
@@ -254,6 +265,28 @@ def test_a_ratio_to_another_cell_and_several_measures() -> None:
     assert ratios == {"6": 1.0, "8": 1.5}
 
 
+def test_a_measure_of_some_cells_and_what_a_search_found() -> None:
+    some = '[[measures]]\nname = "share"\nkind = "final"\nlast = 1\nlower = true\nwhere = { clients = "8" }\n\n'
+    found_at = '[[measures]]\nname = "at"\nkind = "chosen"\nmetric = "rate"\n\n[table]'
+    study = read_study(edited(("[[measures]]", SEARCH + "[[measures]]"), ("[table]", some + found_at)))
+    values = {
+        f"{m} {n} {r}": [0.1, 0.6 - 0.1 * float(r)] for m in ("FedAvg", "FedAdp") for n in (6, 8) for r in ("0.1", "1")
+    }
+    found = {
+        (r.cell["method"], r.cell["clients"], r.cell["measure"]): r.measured.value
+        for r in results(study, outcomes(study, values))
+    }
+    assert ("FedAvg", "6", "share") not in found and found["FedAvg", "8", "share"] == pytest.approx(0.59)
+    assert (found["FedAvg", "6", "at"], found["FedAvg", "8", "at"]) == (0.1, 0.1)
+    by_share = read_study(study.to_toml().replace('best = "lowest"', 'best = "lowest"\nby = "share"'))
+    found = {
+        (r.cell["clients"], r.cell["measure"]): r.measured.value for r in results(by_share, outcomes(study, values))
+    }
+    assert (found["6", "at"], found["8", "at"]) == (0.1, 1.0)
+    with pytest.raises(FedloomError, match=r"measure 'at', metric: expected .*rate; got 'method'"):
+        read_study(study.to_toml().replace('metric = "rate"', 'metric = "method"'))
+
+
 CLAIMS: list[tuple[dict[str, Any], bool | None, tuple[int, int]]] = [
     ({"kind": "less", "axis": "method", "first": "b", "second": "a"}, True, (2, 2)),
     ({"kind": "less", "axis": "method", "first": "b", "second": "a", "margin": 5}, False, (1, 2)),
@@ -269,6 +302,10 @@ CLAIMS: list[tuple[dict[str, Any], bool | None, tuple[int, int]]] = [
     ({"kind": "order", "axis": "size", "values": ["2", "1"]}, True, (2, 2)),
     ({"kind": "best", "axis": "method", "first": "a"}, True, (2, 2)),
     ({"kind": "best", "axis": "method", "first": "a", "lowest": True}, False, (0, 2)),
+    ({"kind": "diminishing", "axis": "size", "values": ["2", "1"]}, True, (2, 2)),
+    ({"kind": "diminishing", "axis": "size", "values": ["1", "2", "3"]}, None, (0, 0)),
+    ({"kind": "window", "axis": "method", "number": 2, "margin": 5}, False, (1, 2)),
+    ({"kind": "window", "axis": "method", "number": 1}, True, (2, 2)),
 ]
 
 

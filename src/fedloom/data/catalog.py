@@ -84,7 +84,7 @@ def options_of(name: str) -> set[str]:
     """The options of `load` that are the data set's own.
 
     >>> sorted(options_of("qmnist"))
-    ['crop', 'cutout', 'flip', 'folder', 'jitter', 'normalise', 'style', 'verify', 'whiten']
+    ['crop', 'cutout', 'flip', 'folder', 'jitter', 'normalise', 'style', 'task', 'verify', 'whiten']
     """
     found: set[str] = set()
     for parameter in inspect.signature(READERS[name]).parameters.values():

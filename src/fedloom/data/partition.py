@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -142,12 +143,14 @@ def class_mix(
     labels: Labels,
     iid: int = 3,
     skewed: int = 7,
-    classes: int = 1,
+    classes: int | Sequence[int] = 1,
     per_client: int = 600,
     seed: int = 0,
     case: int | None = None,
 ) -> list[Ints]:
     """`iid` clients with rows of every class, then `skewed` ones with rows of `classes` random classes only.
+
+    `classes` may be a list, one number for each of the skewed.
 
     Wu and Wang 2021, FedAdp, arXiv 2012.00661. A client draws its classes, which others may draw too, and then
     `per_client` unused rows uniformly from their union. Classes that hold too few unused rows are redrawn.
@@ -277,20 +280,25 @@ def _tree(leaves: Ints, parents: Ints) -> tuple[Ints, tuple[int, int]]:
     return slot[leaves], (children.size, width)
 
 
-def _mix_numbers(iid: int, skewed: int, classes: int, available: int) -> list[int]:
+def _mix_numbers(iid: int, skewed: int, classes: int | Sequence[int], available: int) -> list[int]:
     """How many classes each client of "a IID + b non-IID (x)" has; an IID client has them all."""
     iid, skewed = _whole("class_mix", "iid", iid, least=0), _whole("class_mix", "skewed", skewed, least=0)
     if iid + skewed == 0:
         raise FedloomError("partition.class_mix, iid + skewed: expected at least 1 client, got 0: ask for some")
-    classes = _whole("class_mix", "classes", classes)
-    if classes > available:
+    each = list(classes) if isinstance(classes, Sequence) else [classes] * skewed
+    each = [_whole("class_mix", "classes", number) for number in each]
+    if len(each) != skewed:
+        raise FedloomError(f"partition.class_mix, classes: expected {skewed} numbers, one per skewed, got {len(each)}")
+    if (most := max(each, default=1)) > available:
         raise FedloomError(
-            f"partition.class_mix, classes: expected at most {available}, as many as the labels have, got {classes}"
+            f"partition.class_mix, classes: expected at most {available}, as many as the labels have, got {most}"
         )
-    return [available] * iid + [classes] * skewed
+    return [available] * iid + each
 
 
-def _case_numbers(case: int, mix: tuple[int, int, int], available: int, rng: np.random.Generator) -> list[int]:
+def _case_numbers(
+    case: int, mix: tuple[int, int, int | Sequence[int]], available: int, rng: np.random.Generator
+) -> list[int]:
     """How many classes each of the ten clients has in FedAdp's two named cases."""
     if case not in (1, 2):
         raise FedloomError(f"partition.class_mix, case: expected 1, 2 or None, got {case!r}")

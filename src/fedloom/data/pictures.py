@@ -155,16 +155,25 @@ fashionmnist = _mnist_like("fashionmnist", "FashionMNIST")
 def qmnist(
     folder: Folder = None,
     verify: bool = True,
+    task: str = "digits",
     **pixels: Any,
 ) -> Source:
     """MNIST's pictures with QMNIST's extended labels, whose third column is the writer (Yadav and Bottou 2019).
 
+    `task="autoencoder"`: 784 numbers on a background of 0, which are their own target, as `emnist` has them.
+
     The writers of the 10,000 test pictures are others than the 539 of the training pictures, so that no client has test
     rows of its own.
     """
+    if task not in ("digits", "autoencoder"):
+        raise choose("load('qmnist'), task", task, ["digits", "autoencoder"])
     layout, found = locate("qmnist", folder)
     arrays = decode("qmnist", layout, found, lambda: _read_qmnist(found), {}, verify)
-    return _pictures("qmnist", arrays, pixels, owners=arrays["writers"])
+    source = _pictures("qmnist", arrays, pixels, owners=arrays["writers"])
+    if task == "digits":
+        return source
+    x, x_test = source.x.flatten(1), source.test[0].flatten(1)
+    return replace(source, x=x, y=x, test=(x_test, x_test))
 
 
 def _read_qmnist(found: Found) -> Arrays:

@@ -165,7 +165,7 @@ RELEASES: dict[str, Release] = {
             *_direct(_MNIST, *_MNIST_ADDRESSES),
             *_direct(_WRITERS, "https://raw.githubusercontent.com/facebookresearch/qmnist/master"),
         ),
-        _PICTURES,
+        (*_PICTURES, "task"),
         "natural",
     ),
     "emnist": Release(

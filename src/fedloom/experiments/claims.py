@@ -101,6 +101,20 @@ def _first_is_best(claim: Claim, row: Row) -> bool | None:
     return own <= min(others) + claim.margin if claim.lowest else own >= max(others) - claim.margin
 
 
+def _diminishing(claim: Claim, row: Row) -> bool | None:
+    if any(value not in row for value in claim.values):
+        return None
+    numbers = [row[value] for value in claim.values]
+    return numbers[-1] - numbers[-2] <= numbers[1] - numbers[0] + claim.margin
+
+
+def _window(claim: Claim, row: Row) -> bool | None:
+    if not row:
+        return None
+    best = min(row.values()) if claim.lowest else max(row.values())
+    return sum(abs(value - best) <= claim.margin for value in row.values()) >= (claim.number or 0)
+
+
 _LIMITS: dict[str, Callable[[float, float, float], bool]] = {
     "above": lambda number, limit, margin: number > limit - margin,
     "below": lambda number, limit, margin: number < limit + margin,
@@ -113,6 +127,8 @@ _ANSWERS: dict[str, Callable[[Claim, Row], bool | None]] = {
     "at_least": _compare(lambda first, second, margin: first >= second - margin),
     "order": _order,
     "best": _first_is_best,
+    "diminishing": _diminishing,
+    "window": _window,
 }
 
 

@@ -97,7 +97,9 @@ class ClassMix(DataSection):
     partition: Literal["class_mix"]
     iid: Seed = 3
     skewed: Seed = 7
-    classes: Count = 1
+    classes: Annotated[
+        Count | list[Count], Expected("a whole number of at least 1, or a list of them, one for each skewed client")
+    ] = 1
     per_client: Count = 600
     case: Literal[1, 2] | None = None
 

@@ -101,6 +101,8 @@ def over(measured: Measured, base: Measured) -> Measured:
 
 
 def _final(measure: Measure, outcome: Outcome) -> float | None:
+    if measure.until is not None and (not outcome.rounds or outcome.rounds[-1]["round"] + 1 < measure.until):
+        return None  # it did not come that far
     values = [value for _, value in series(measure, outcome)][-measure.last :]
     return statistics.fmean(values) if values else None
 
@@ -168,6 +170,7 @@ KINDS: dict[str, Callable[[Measure, Outcome], float | None]] = {
     "drop": _drop,
     "total": _total,
     "catastrophic": _catastrophic,
+    "chosen": _curve,  # no run can tell: results.py does
     "curve": _curve,
 }
 _COUNTS = ("rounds_to", "highest_at", "lowest_at")

@@ -18,7 +18,7 @@ from fedloom.experiments.measures import Measured
 from fedloom.experiments.results import Result, key
 from fedloom.experiments.section import NonNegative, Number, Section, Text
 from fedloom.experiments.study import Study, cells
-from fedloom.experiments.study_sections import MEASURE, Cell, Measure
+from fedloom.experiments.study_sections import MEASURE, Cell, Measure, picked
 
 PUBLISHED, CONFLICTS = "published.toml", "conflicts.toml"
 
@@ -86,7 +86,7 @@ def shown_places(study: Study) -> list[Cell]:
     seen: dict[frozenset[tuple[str, str]], Cell] = {}
     for cell in cells(full):
         shown = {axis: value for axis, value in cell.items() if axis not in searched}
-        for measure in study.counted:
+        for measure in (each for each in study.counted if picked(shown, each.where)):
             place = shown | {MEASURE: measure.name} if len(study.counted) > 1 else shown
             seen[key(place)] = place
     return list(seen.values())

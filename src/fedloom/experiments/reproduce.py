@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -25,8 +25,12 @@ from fedloom.experiments.published import Published, conflicts, match, matched, 
 from fedloom.experiments.results import Key, Result, kept, key, results
 from fedloom.experiments.runner import rounds_bar
 from fedloom.experiments.study import FULL, Study, StudyRun, cells, runs
-from fedloom.experiments.study_report import beside_published, head, origin, report
+from fedloom.experiments.study_report import beside_published, claims_report, head, origin, report
+from fedloom.experiments.study_sections import Chosen, picked
 from fedloom.rundir import CONFIG, write_json, write_whole
+
+if TYPE_CHECKING:
+    from fedloom.data.catalog import Shelf
 
 RESULTS, FIGURE, MADE = "results.json", "figure.png", "made.json"
 SOON = 2.0
@@ -91,18 +95,25 @@ def _introduce(study: Study, wanted: Sequence[StudyRun], console: Console) -> No
     say = _say(console)
     say(f"{study.id}: {study.title}", "bold")
     say(study.paper)
+    for words in scale_words(study) if study.facts is None or study.scale != FULL else ():
+        say(words)
     if study.facts is None:
-        for words in scale_words(study):
-            say(words)
         rounds = sum(run.experiment.rounds for run in wanted)
         count = len({key(run.cell) for run in wanted})
         say(f"{len(wanted):,} runs in {count:,} cells, at most {rounds:,} rounds in all")
-    if study.stand_in is not None:
-        say(f"stand-in, not the paper's own: {study.stand_in}")
+    if study.standing_in is not None:
+        say(f"stand-in, not the paper's own: {study.standing_in}")
+    for where in study.where if study.standing_in is None else ():
+        if where.stand_in is not None and any(picked(run.cell, where.cell) for run in wanted):
+            say(f"stand-in, not the paper's own, for {_chosen_words(where.cell)}: {where.stand_in}")
     for note in study.notes:
         say(f"note: {note}")
     for each in conflicts(study.conflicts):
         say(f"{each.id}: {shorten(each.reading, 120)} (in doubt: {shorten(each.conflict, 150)})")
+
+
+def _chosen_words(chosen: Chosen) -> str:
+    return ", ".join(want if isinstance(want, str) else " or ".join(want) for want in chosen.values())
 
 
 def scale_words(study: Study) -> list[str]:
@@ -113,8 +124,11 @@ def scale_words(study: Study) -> list[str]:
     else:
         scale = study.scales[study.scale]
         words.append(f"scale {study.scale}: {scale.says}")
-        part = f"{len(list(cells(study)))} of {len(list(cells(study.at(FULL))))} cells"
-        words.append(f"against the paper: {', '.join([part, *_pairs(scale.set)])}")
+        changes = _pairs(scale.set)
+        if study.facts is None:
+            changes = [f"{len(list(cells(study)))} of {len(list(cells(study.at(FULL))))} cells", *changes]
+        if changes:
+            words.append(f"against the paper: {', '.join(changes)}")
     if study.overrides:
         words.append(f"changed by --set: {', '.join(_pairs(study.overrides))}")
     if not study.compared:
@@ -252,12 +266,18 @@ def _print(
 
     if found:
         console.print()
-        print_table(console, study_table(study, found, beside, console, study.compared))
+        print_table(console, study_table(study, found, beside, console))
     if beside and study.compared:
         both = [(result, beside[key(result.cell)]) for result in beside_published(found, beside)]
-        answers = [matched(result.measure, result.measured, number) for result, number in both]
+        answers = [
+            matched(result.measure, result.measured, number) for result, number in both if study.compares(result.cell)
+        ]
         decided = [answer for answer in answers if answer is not None]
         _say(console)(f"matched: {sum(decided)} of {len(decided)} published numbers")
+    _print_verdicts(verdicts, console)
+
+
+def _print_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
     for verdict in verdicts:
         style = {True: "green", False: "red", None: ""}[verdict.holds]
         _say(console)(verdict.words(), style)
@@ -286,28 +306,48 @@ def _draw(
 def _tell_facts(
     study: Study, numbers: Sequence[Published], out: Path, data_folder: Path | None, console: Console
 ) -> dict[str, Any]:
-    from fedloom.experiments.facts import facts
+    from fedloom.data.catalog import Shelf
+    from fedloom.experiments.facts import as_results, facts
     from fedloom.report.facts_table import facts_table, same
     from fedloom.report.study_table import print_table
 
     _claim_folder(study, out)
     _introduce(study, [], console)
     began = time.perf_counter()
-    found = facts(study, data_folder)
+    shelf = Shelf()
+    found = facts(study, data_folder, shelf)
     beside = {key(each.place): each for each in numbers}
     console.print()
-    print_table(console, facts_table(found, beside))
+    print_table(console, facts_table(found, beside, study.compared))
+    verdicts = decide(study, as_results(found))
+    _print_verdicts(verdicts, console)
+    if study.facts == "partition":
+        _draw_partitions(study, out, data_folder, shelf, console)
     told = {
         **head(study, "cpu"),
         "measured": [{"cell": fact.cell, "value": fact.value, "why": fact.why} for fact in found],
         "published": [
-            {"cell": fact.cell, "value": beside[key(fact.cell)].value, "matched": same(fact, beside[key(fact.cell)])}
+            {
+                "cell": fact.cell,
+                "value": beside[key(fact.cell)].value,
+                "matched": same(fact, beside[key(fact.cell)]) if study.compared else None,
+            }
             for fact in found
             if key(fact.cell) in beside
         ],
-        "claims": [],
+        "claims": claims_report(verdicts),
         "seconds": time.perf_counter() - began,
     }
     write_json(out / RESULTS, told)
     console.print(f"results: {out / RESULTS}", highlight=False, markup=False, soft_wrap=True)
     return told
+
+
+def _draw_partitions(study: Study, out: Path, data_folder: Path | None, shelf: Shelf, console: Console) -> None:
+    from fedloom.experiments.facts import partitions
+    from fedloom.report.partition_plot import partition_panels
+
+    there = partitions(study, data_folder, shelf)
+    if there:
+        partition_panels(there, out / FIGURE, study.title)
+        console.print(f"figure: {out / FIGURE}", highlight=False, markup=False, soft_wrap=True)

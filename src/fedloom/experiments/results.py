@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from fedloom.experiments.measures import Measured, Outcome, measure_cell, over
 from fedloom.experiments.study import Study, StudyRun
-from fedloom.experiments.study_sections import MEASURE, Cell, Measure
+from fedloom.experiments.study_sections import MEASURE, Cell, Measure, picked
 
 Key = frozenset[tuple[str, str]]
 
@@ -42,9 +42,19 @@ def results(study: Study, outcomes: Sequence[tuple[StudyRun, Outcome]]) -> list[
     found: list[Result] = []
     for cell, chosen, runs in kept(study, outcomes):
         for measure in study.counted:
-            named = cell | {MEASURE: measure.name} if several else cell
-            found.append(Result(named, measure, measure_cell(measure, runs), chosen))
+            if picked(cell, measure.where):
+                named = cell | {MEASURE: measure.name} if several else cell
+                measured = _chosen(measure, chosen) if measure.kind == "chosen" else measure_cell(measure, runs)
+                found.append(Result(named, measure, measured, chosen))
     return [_over(result, found) for result in found]
+
+
+def _chosen(measure: Measure, chosen: Cell) -> Measured:
+    """The value that a searched axis was found at, where it is a number."""
+    try:
+        return Measured((measure.scale * float(chosen[measure.metric]),))
+    except ValueError:
+        return Measured((None,))
 
 
 def kept(study: Study, outcomes: Sequence[tuple[StudyRun, Outcome]]) -> list[tuple[Cell, Cell, list[Outcome]]]:
@@ -56,21 +66,25 @@ def kept(study: Study, outcomes: Sequence[tuple[StudyRun, Outcome]]) -> list[tup
         chosen = {axis: run.cell[axis] for axis in searched}
         _, choices = groups.setdefault(key(cell), (cell, {}))
         choices.setdefault(key(chosen), (chosen, []))[1].append(outcome)
-    return [(cell, *_best(study, list(choices.values()))) for cell, choices in groups.values()]
+    return [(cell, *_best(study, cell, list(choices.values()))) for cell, choices in groups.values()]
 
 
-def _best(study: Study, choices: list[tuple[Cell, list[Outcome]]]) -> tuple[Cell, list[Outcome]]:
-    """The choice with the best measure; one in which a seed diverged only where there is no other."""
-    if len(choices) == 1:
+def _best(study: Study, cell: Cell, choices: list[tuple[Cell, list[Outcome]]]) -> tuple[Cell, list[Outcome]]:
+    """The choice with the best measure; one in which a seed diverged only where there is no other.
+
+    The measure is the axis's own, or the first that the cell has.
+    """
+    there = [measure for measure in study.counted if picked(cell, measure.where)]
+    if len(choices) == 1 or not there:
         return choices[0]
     axis = study.searched[0]
-    by = next(measure for measure in study.counted if measure.name == (axis.by or study.counted[0].name))
+    by = next((measure for measure in there if measure.name == axis.by), there[0])
     ranked = [(choice, measure_cell(by, choice[1])) for choice in choices]
     sound = [(choice, measured) for choice, measured in ranked if not measured.diverged] or ranked
     scored = [(measured.rank, choice) for choice, measured in sound if measured.rank is not None]
     if not scored:
         return choices[0]
-    pick = max if axis.best == "highest" else min
+    pick = max if axis.best == "highest" and not by.lower else min
     return pick(scored, key=lambda pair: pair[0])[1]
 
 

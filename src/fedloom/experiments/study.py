@@ -74,8 +74,14 @@ from fedloom.experiments.study_sections import (
     picked,
 )
 
+ROW, COLUMN = "row", "column"
+"""The axes of a study that trains nothing."""
+
 FULL = "full"
 """The scale of the paper."""
+
+USUAL = ("smoke", "short")
+"""The scales that every study has beside it."""
 
 HARMLESS = {"seeds", "device", "executor", "chunk", "threads"}
 """Keys whose change leaves a cell comparable with what was published."""
@@ -137,9 +143,9 @@ class Study(Section):
         return [measure for measure in self.measures if measure.kind != "curve"]
 
     def at(self, scale: str) -> Study:
-        """The study at another scale; where nothing is trained all are the same."""
-        if self.facts is not None:
-            return self
+        """The study at another scale."""
+        if self.facts is not None and not self.scales and scale in USUAL:
+            return self  # there is nothing to make smaller
         if scale != FULL and scale not in self.scales:
             raise choose(f"{self.id}, scale", scale, [FULL, *self.scales])
         return self.model_copy(update={"scale": scale})
@@ -152,7 +158,20 @@ class Study(Section):
         if scale is not None:
             changed |= set(scale.set)
             changed |= {key for where in scale.where for key in where.set}
-        return self.stand_in is None and changed <= HARMLESS
+        return self.standing_in is None and changed <= HARMLESS
+
+    @property
+    def standing_in(self) -> str | None:
+        """What is not the paper's own in all cells, at this scale."""
+        scale = self.scales.get(self.scale)
+        told = [self.stand_in, scale.stand_in if scale else None]
+        return "; ".join(words for words in told if words) or None
+
+    def compares(self, cell: Cell) -> bool:
+        """Whether this cell can be held against what was published."""
+        scale = self.scales.get(self.scale)
+        places = [*self.where, *(scale.where if scale else [])]
+        return self.compared and not any(where.stand_in and picked(cell, where.cell) for where in places)
 
     def to_toml(self) -> str:
         """The complete file: reading it gives an equal study."""
@@ -162,6 +181,8 @@ class Study(Section):
         """The names of an axis's values; of `measure`, the measures'."""
         if axis == MEASURE:
             return [measure.name for measure in self.counted]
+        if self.facts is not None:
+            return [row.row for row in self.rows]
         return next(each for each in self.axes if each.name == axis).names()
 
 
@@ -314,7 +335,7 @@ def _check_names(study: Study) -> None:
         raise FedloomError(f"axes: expected another name than {MEASURE!r}, which the measures have")
     for axis in study.axes:
         _check_different(f"axis {axis.name!r}, values", axis.names())
-    every = [*axes, MEASURE] if study.facts is None else ["row", "column"]
+    every = [*axes, MEASURE] if study.facts is None else [ROW, COLUMN]
     for place in ("rows", "columns"):
         _check_known(f"table.{place}", getattr(study.table, place), every)
     if study.figure is not None:
@@ -335,6 +356,9 @@ def _check_names(study: Study) -> None:
         _check_known("scale", [study.scale], [FULL, *study.scales])
     for measure in study.measures:
         _check_chosen(study, f"measure {measure.name!r}, over", dict(measure.over))
+        _check_chosen(study, f"measure {measure.name!r}, where", measure.where)
+        if measure.kind == "chosen":
+            _check_known(f"measure {measure.name!r}, metric", [measure.metric], [axis.name for axis in study.searched])
     for claim in study.claims:
         _check_claim(study, claim)
     kinds = {(axis.best, axis.by) for axis in study.searched}
@@ -346,16 +370,21 @@ def _check_names(study: Study) -> None:
 
 def _check_claim(study: Study, claim: Claim) -> None:
     where = f"claim {claim.text!r}"
+    axes = [axis.name for axis in study.shown] if study.facts is None else [ROW]
     _check_chosen(study, where, claim.where)
     if claim.axis is not None:
-        _check_known(f"{where}, axis", [claim.axis], [*(axis.name for axis in study.shown), MEASURE])
+        _check_known(f"{where}, axis", [claim.axis], [*axes, MEASURE])
         _check_known(f"{where}, {claim.axis!r}", claim.named(), study.values(claim.axis))
-    if claim.measure is not None:
+    if study.facts is not None:
+        if claim.measure is None:
+            raise FedloomError(f"{where}, measure: expected the column that is meant, got none")
+    elif claim.measure is not None:
         _check_known(f"{where}, measure", [claim.measure], study.values(MEASURE))
 
 
 def _check_chosen(study: Study, where: str, chosen: Chosen) -> None:
-    _check_known(where, list(chosen), [*(axis.name for axis in study.axes), MEASURE])
+    axes = [axis.name for axis in study.axes] if study.facts is None else [ROW]
+    _check_known(where, list(chosen), [*axes, MEASURE])
     for axis, want in chosen.items():
         _check_known(f"{where}, {axis!r}", [want] if isinstance(want, str) else want, study.values(axis))
 

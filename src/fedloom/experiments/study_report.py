@@ -49,16 +49,20 @@ def report(
                 "cell": result.cell,
                 "measure": result.measure.name,
                 "matched": matched(result.measure, result.measured, beside[key(result.cell)])
-                if study.compared
+                if study.compares(result.cell)
                 else None,
             }
             for result in beside_published(found, beside)
         ],
-        "claims": [
-            {"text": each.text, "holds": each.holds, "held": each.held, "of": each.of, "detail": each.detail}
-            for each in verdicts
-        ],
+        "claims": claims_report(verdicts),
     }
+
+
+def claims_report(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+    return [
+        {"text": each.text, "holds": each.holds, "held": each.held, "of": each.of, "detail": each.detail}
+        for each in verdicts
+    ]
 
 
 def head(study: Study, device: str) -> dict[str, Any]:
@@ -70,7 +74,7 @@ def head(study: Study, device: str) -> dict[str, Any]:
         **origin(device),
         "scale": study.scale,
         "compared": study.compared,
-        "stand_in": study.stand_in,
+        "stand_in": study.standing_in,
         "conflicts": study.conflicts,
     }
 

@@ -89,11 +89,15 @@ def _named(value: Any) -> str:
 
 
 class Where(Section):
-    """Keys that depend on several axes at once; or, with `skip`, cells that there are none of."""
+    """Keys that depend on several axes at once; or, with `skip`, cells that there are none of.
+
+    With `stand_in` the cells are not the paper's own, in these words, and nothing in them is called a match.
+    """
 
     cell: Annotated[Chosen, Expected("a table of axes, each with a value or a list of values")]
     set: Settings = Field(default_factory=dict)
     skip: Annotated[bool, Expected("true or false")] = False
+    stand_in: Text | None = None
 
 
 MeasureKind = Literal[
@@ -107,6 +111,7 @@ MeasureKind = Literal[
     "drop",
     "total",
     "catastrophic",
+    "chosen",
     "curve",
 ]
 
@@ -122,7 +127,10 @@ class Measure(Section):
     drop         how far it fell from the round before `round` to that round
     total        its last value, for what is counted up over the run
     catastrophic 1 where it ever halved from one round to the next, else 0: over seeds, the share of runs that failed
+    chosen       what a searched axis, which `metric` names, was found at
     curve        nothing for the table: the run is kept whole for the figure
+
+    With `where` only some cells have it. Of one that is `lower` a search keeps the lowest, whatever its axis says.
     """
 
     name: Text
@@ -135,6 +143,10 @@ class Measure(Section):
     target: Number | None = None
     digits: Seed | None = None
     over: dict[str, str] = Field(default_factory=dict)
+    where: Annotated[Chosen, Expected("a table of axes, each with a value or a list of values")] = Field(
+        default_factory=dict
+    )
+    lower: Annotated[bool, Expected("true or false")] = False
     tolerance: NonNegative | None = None
     relative: NonNegative | None = None
 
@@ -174,10 +186,25 @@ class Claim(Section):
     near            the measure is within `margin` of `number`
     order           the measure does not fall along `values` of `axis` by more than `margin`
     best            among the values of `axis`, `first` has the highest measure (with `lowest = true`, the lowest)
+    diminishing     along `values` of `axis`, the last step gains no more than the first, by more than `margin`
+    window          the measure is within `margin` of the best at `number` values of `axis` or more
     """
 
     text: Text
-    kind: Literal["less", "greater", "at_most", "at_least", "reduction", "above", "below", "near", "order", "best"]
+    kind: Literal[
+        "less",
+        "greater",
+        "at_most",
+        "at_least",
+        "reduction",
+        "above",
+        "below",
+        "near",
+        "order",
+        "best",
+        "diminishing",
+        "window",
+    ]
     measure: Text | None = None
     axis: Text | None = None
     first: Text | None = None
@@ -215,6 +242,8 @@ _CLAIM_NEEDS: dict[str, tuple[str, ...]] = {
     "near": ("number",),
     "order": ("axis", "values"),
     "best": ("axis", "first"),
+    "diminishing": ("axis", "values"),
+    "window": ("axis", "number"),
 }
 
 
@@ -229,12 +258,12 @@ class FigureSection(Section):
     """The picture: `curves` of a metric against `x`; `lines` or `bars` of a measure against an axis.
 
     There is a panel for every value of `panels`, and of every metric where there are several, and in it a line or a
-    colour for every value of `lines`. `running` draws the best value so far.
+    colour for every value of `lines`. `running` draws the best value so far, or the mean.
     """
 
     kind: Literal["curves", "lines", "bars"]
     metric: Annotated[Text | list[Text], Expected("the name of a metric, or a list of them")] = "test_accuracy"
-    running: Literal["highest", "lowest"] | None = None
+    running: Literal["highest", "lowest", "mean"] | None = None
     measure: Text | None = None
     x: Text = "round"
     panels: Names = Field(default_factory=list)
@@ -247,9 +276,13 @@ class FigureSection(Section):
 
 
 class Scale(Section):
-    """A smaller form of the study: keys set in every cell after all else, and the values of axes that are kept."""
+    """A smaller form of the study: keys set in every cell after all else, and the values of axes that are kept.
+
+    `stand_in` says what takes the place of the paper's own there.
+    """
 
     says: Text
+    stand_in: Text | None = None
     set: Settings = Field(default_factory=dict)
     only: Annotated[dict[str, Names], Expected("a table of axes, each with a list of values")] = Field(
         default_factory=dict
@@ -260,23 +293,27 @@ class Scale(Section):
 class FactRow(Section):
     """A row of a study that trains nothing: where our own number comes from.
 
-    `model` is a model's name with its sizes and options; `data` a [data] table; `study`, `cell` and `key` name a
-    setting that one of our studies runs with, shown in `column`.
+    `model` is a model's name with its sizes and options, of which `part` counts the tensors whose names match alone;
+    `data` a [data] table; `study`, `cell` and `key` name a setting that one of our studies runs with, shown in
+    `column`, its logarithm with `log10`.
     """
 
     row: Text
     column: Text | None = None
     model: Settings | None = None
+    part: Text | None = None
     data: Settings | None = None
     study: Text | None = None
     cell: Cell = Field(default_factory=dict)
     key: Text | None = None
+    log10: Annotated[bool, Expected("true or false")] = False
 
 
-Facts = Literal["models", "data", "hyperparameters", "none"]
+Facts = Literal["models", "data", "partition", "hyperparameters", "none"]
 FACT_NEEDS: dict[Facts, tuple[str, ...]] = {
     "models": ("model",),
     "data": ("data",),
+    "partition": ("data",),
     "hyperparameters": ("column", "study", "key"),
     "none": (),
 }

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.experiments.facts import COLUMN, ROW, Fact
+from fedloom.experiments.facts import Fact
 from fedloom.experiments.published import Published
 from fedloom.experiments.results import Key, key
+from fedloom.experiments.study import COLUMN, ROW
 from fedloom.report.study_table import MATCH, MISS
 
 
@@ -27,7 +28,7 @@ def same(fact: Fact, number: Published) -> bool | None:
     return str(fact.value) == str(number.value)
 
 
-def facts_table(found: Sequence[Fact], beside: Mapping[Key, Published]) -> Table:
+def facts_table(found: Sequence[Fact], beside: Mapping[Key, Published], compared: bool = True) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     for heading in ("", "", "ours", "paper", ""):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
@@ -35,7 +36,7 @@ def facts_table(found: Sequence[Fact], beside: Mapping[Key, Published]) -> Table
     row = None
     for fact in found:
         number = beside.get(key(fact.cell))
-        mark = "" if number is None else {True: MATCH, False: MISS, None: ""}[same(fact, number)]
+        mark = "" if number is None or not compared else {True: MATCH, False: MISS, None: ""}[same(fact, number)]
         words = [fact.cell[ROW] if fact.cell[ROW] != row else "", fact.cell[COLUMN], _words(fact.value)]
         row = fact.cell[ROW]
         table.add_row(*map(Text, [*words, _words(number.value) if number else "", mark, fact.why]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
@@ -16,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from fedloom.data.federated import FederatedData
 from fedloom.data.skew import label_counts, label_skew
 from fedloom.report.palette import FAINT, INK, MIX
-from fedloom.report.partition_map import spread_out
+from fedloom.report.partition_map import SHOWN, spread_out
 from fedloom.report.plots import STYLE, label_legend
 
 Counts = npt.NDArray[np.int64]
@@ -42,9 +43,25 @@ def partition_picture(data: FederatedData, path: str | PathLike[str], title: str
         figure.savefig(path, format="png")
 
 
-def _mix(axes: Axes, counts: Counts) -> None:
+def partition_panels(partitions: Mapping[str, FederatedData], path: str | PathLike[str], title: str) -> None:
+    """Write a PNG: for every partition the label mix of 30 clients, and below it how many labels all clients have."""
+    with mpl.rc_context({**STYLE, "font.size": 11, "axes.titlesize": 12}):
+        across = len(partitions)
+        layout = ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.15)
+        figure = Figure(figsize=(max(7.0, 3.6 * across), 9), dpi=100, layout=layout)
+        figure.suptitle(title, x=0.015, ha="left", fontsize=15, color=INK)
+        grid = figure.subplots(2, across, squeeze=False, height_ratios=[2, 1])
+        for (upper, lower), (name, data) in zip(grid.T, partitions.items(), strict=True):
+            counts = label_counts(data)
+            _mix(upper, counts, most=30, legend=False)
+            upper.set_title(name)
+            _histogram(lower, label_skew(counts).distinct, "", "distinct labels")
+        figure.savefig(path, format="png")
+
+
+def _mix(axes: Axes, counts: Counts, most: int = SHOWN, legend: bool = True) -> None:
     clients, classes = counts.shape
-    chosen = spread_out(clients)
+    chosen = spread_out(clients, most)
     share = counts[chosen] / counts[chosen].sum(1, keepdims=True)
     right = np.cumsum(share, axis=1)
     colours = _colours(classes)
@@ -64,7 +81,8 @@ def _mix(axes: Axes, counts: Counts) -> None:
     axes.set_xlabel("share of the client's examples")
     few = len(chosen) < clients
     axes.set_title(f"Labels of {f'{len(chosen)} of the ' if few else 'the '}{clients:,} clients")
-    _legend(axes, colours, classes)
+    if legend:
+        _legend(axes, colours, classes)
 
 
 def _legend(axes: Axes, colours: list[Any], classes: int) -> None:

@@ -48,6 +48,8 @@ def study_figure(
     places = [cell for cell, _ in curves]
     metrics = wanted.metrics if wanted.kind == "curves" else wanted.metrics[:1]
     panels = [(metric, panel) for metric in metrics for panel in _values(study, wanted.panels, places)]
+    if wanted.kind == "curves":  # not all cells are measured alike
+        panels = [place for place in panels if _has_curve(*place, curves)] or panels
     lines = _values(study, _line_axes(study, wanted), places)
     colours = {key(line): _look(index) for index, line in enumerate(lines)}
     across = min(3, len(panels)) if len(panels) != 4 else 2
@@ -80,6 +82,11 @@ def study_figure(
             )
         figure.savefig(path, format="png")
     return True
+
+
+def _has_curve(metric: str, panel: Cell, curves: Curves) -> bool:
+    runs = [run for cell, outcomes in curves if panel.items() <= cell.items() for run in outcomes]
+    return any(record.get(metric) is not None for run in runs for record in run.rounds)
 
 
 def _measure(study: Study, wanted: FigureSection) -> Measure | None:
@@ -132,9 +139,7 @@ def _draw_curves(
         at, values = _aligned(runs, wanted.x, metric)
         if not at.size:
             continue
-        if wanted.running is not None:
-            so_far = np.maximum if wanted.running == "highest" else np.minimum
-            values = so_far.accumulate(values, axis=1)
+        values = _running(values, wanted.running)
         colour, dash = colours[key(line)]
         axes.fill_between(at, values.min(0), values.max(0), color=colour, alpha=0.13, linewidth=0)
         marker = "o" if at.size == 1 else None
@@ -149,6 +154,20 @@ def _draw_curves(
         axes.set_yscale("log")
     elif metric.endswith("accuracy"):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def _running(values: Floats, kind: str | None) -> Floats:
+    """Each run's best value so far, or the mean so far.
+
+    >>> _running(np.array([[3.0, 1.0, 2.0]]), "mean"), _running(np.array([[3.0, 1.0, 4.0]]), "highest")
+    (array([[3., 2., 2.]]), array([[3., 3., 4.]]))
+    """
+    if kind is None:
+        return values
+    if kind == "mean":
+        return np.asarray(np.cumsum(values, axis=1) / np.arange(1, values.shape[1] + 1))
+    so_far = np.maximum if kind == "highest" else np.minimum
+    return np.asarray(so_far.accumulate(values, axis=1))
 
 
 def _aligned(runs: Sequence[Outcome], x: str, metric: str) -> tuple[Floats, Floats]:
@@ -207,6 +226,8 @@ def _draw_measure(
         axes.set_xlim(-0.6, len(names) - 0.4)
     elif min(places) > 0 and max(places) / min(places) >= 50:
         axes.set_xscale("log")
+    elif min(places) == 0 < max(places) and max(places) / (least := min(place for place in places if place)) >= 50:
+        axes.set_xscale("symlog", linthresh=least)  # a zero among powers of ten
     if wanted.logarithmic:
         axes.set_yscale("log")
     axes.set_xlabel(wanted.x)

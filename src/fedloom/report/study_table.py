@@ -73,15 +73,15 @@ def line(result: Result, number: Published | None, compared: bool) -> Line:
     return Line(measured_words(measure, measured), published_words(measure, number), difference, mark)
 
 
-def study_table(
-    study: Study, found: Sequence[Result], numbers: Mapping[Key, Published], console: Console, compared: bool
-) -> Table:
+def study_table(study: Study, found: Sequence[Result], numbers: Mapping[Key, Published], console: Console) -> Table:
     """The axes that the study puts across go across where they fit; else every cell has a line of its own."""
     axes = [axis.name for axis in study.shown] + ([MEASURE] if len(study.counted) > 1 else [])
     across = [axis for axis in study.table.columns if axis in axes]
     down = [axis for axis in study.table.rows if axis in axes and axis not in across]
     down += [axis for axis in axes if axis not in across and axis not in down]
-    lines = {key(result.cell): line(result, numbers.get(key(result.cell)), compared) for result in found}
+    lines = {
+        key(result.cell): line(result, numbers.get(key(result.cell)), study.compares(result.cell)) for result in found
+    }
     if across:
         table = _table(study, found, lines, down, across)
         if _width(console, table) <= (console.width if console.is_terminal else WIDE):
