@@ -175,6 +175,9 @@ def test_fewer_seeds_are_compared_and_fewer_rounds_are_not() -> None:
     assert read_study(TEXT, ["device=cpu", "seeds=[3]"]).compared
     assert not read_study(TEXT, ["experiment.rounds=2"]).compared
     assert not read_study(edited(('title = "A', 'stand_in = "digits"\ntitle = "A'))).compared
+    small = read_study(edited(('says = "one seed"', 'says = "one seed"\nstand_in = "digits"')))
+    assert [small.at(scale).compared for scale in ("full", "short")] == [True, False]
+    assert [small.at(scale).standing_in for scale in ("full", "short")] == [None, "digits"]
 
 
 # Measures -------------------------------------------------------------------------------------------------------------

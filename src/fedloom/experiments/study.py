@@ -152,7 +152,14 @@ class Study(Section):
         if scale is not None:
             changed |= set(scale.set)
             changed |= {key for where in scale.where for key in where.set}
-        return self.stand_in is None and changed <= HARMLESS
+        return self.standing_in is None and changed <= HARMLESS
+
+    @property
+    def standing_in(self) -> str | None:
+        """What is not the paper's own in all cells, at this scale."""
+        scale = self.scales.get(self.scale)
+        told = [self.stand_in, scale.stand_in if scale else None]
+        return "; ".join(words for words in told if words) or None
 
     def to_toml(self) -> str:
         """The complete file: reading it gives an equal study."""

@@ -70,7 +70,7 @@ def head(study: Study, device: str) -> dict[str, Any]:
         **origin(device),
         "scale": study.scale,
         "compared": study.compared,
-        "stand_in": study.stand_in,
+        "stand_in": study.standing_in,
         "conflicts": study.conflicts,
     }
 

@@ -247,9 +247,13 @@ class FigureSection(Section):
 
 
 class Scale(Section):
-    """A smaller form of the study: keys set in every cell after all else, and the values of axes that are kept."""
+    """A smaller form of the study: keys set in every cell after all else, and the values of axes that are kept.
+
+    `stand_in` says what takes the place of the paper's own there.
+    """
 
     says: Text
+    stand_in: Text | None = None
     set: Settings = Field(default_factory=dict)
     only: Annotated[dict[str, Names], Expected("a table of axes, each with a list of values")] = Field(
         default_factory=dict
