@@ -294,6 +294,13 @@ def test_a_measure_against_an_axis_is_drawn(kind: str, file: Path, tmp_path: Pat
     assert (tmp_path / "out/figure.png").stat().st_size > 8_000
 
 
+def test_every_tensor_has_its_line(tmp_path: Path) -> None:
+    text = CURVES.replace("client_lr = 0.5 }", "client_lr = 0.5, glad = true }")
+    text = text.replace('["test_accuracy", "train_loss"]\nrunning = "highest"', '["gsi/*", "gsi/none*"]')
+    ran(read_study(text, scale="smoke"), tmp_path / "out")
+    assert (tmp_path / "out/figure.png").stat().st_size > 8_000
+
+
 def test_facts_stand_beside_the_papers(tmp_path: Path) -> None:
     text = """
 id = "sizes"

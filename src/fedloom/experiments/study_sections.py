@@ -107,6 +107,7 @@ MeasureKind = Literal[
     "drop",
     "total",
     "catastrophic",
+    "correlation",
     "curve",
 ]
 
@@ -122,12 +123,17 @@ class Measure(Section):
     drop         how far it fell from the round before `round` to that round
     total        its last value, for what is counted up over the run
     catastrophic 1 where it ever halved from one round to the next, else 0: over seeds, the share of runs that failed
+    correlation  Pearson's, over the rounds, of the metric with the one that `against` names
     curve        nothing for the table: the run is kept whole for the figure
+
+    A metric with a star, such as `gsi/*`, stands for all that match; `across` is what is made of them in each round.
     """
 
     name: Text
     kind: MeasureKind
     metric: Text = "test_accuracy"
+    across: Literal["mean", "lowest", "highest", "deviation"] | None = None
+    against: Text | None = None
     scale: Positive = 1.0
     last: Count = 10
     until: Count | None = None
@@ -144,6 +150,14 @@ class Measure(Section):
             raise mistake(f"a round, counted from 1, for kind = {self.kind!r}", "round")
         if self.kind == "drop" and self.round == 1:
             raise mistake("a round that has one before it", "round", 1)
+        return self
+
+    @model_validator(mode="after")
+    def _has_its_metrics(self) -> Self:
+        if ("*" in self.metric) != (self.across is not None):
+            raise mistake("a value beside a metric with a star, and none beside another", "across", self.across)
+        if (self.kind == "correlation") != (self.against is not None):
+            raise mistake("another metric for kind = 'correlation', and none for other kinds", "against", self.against)
         return self
 
     @property
@@ -229,7 +243,8 @@ class FigureSection(Section):
     """The picture: `curves` of a metric against `x`; `lines` or `bars` of a measure against an axis.
 
     There is a panel for every value of `panels`, and of every metric where there are several, and in it a line or a
-    colour for every value of `lines`. `running` draws the best value so far.
+    colour for every value of `lines`. `running` draws the best value so far. A metric with a star draws a thin line for
+    each that matches.
     """
 
     kind: Literal["curves", "lines", "bars"]
