@@ -322,7 +322,17 @@ rows = [{ row = "regression", model = { name = "logistic", inputs = 784, classes
         'data = { name = "digits", partition = "iid", clients = 7 }',
     )
     report, _ = ran(read_study(counts), tmp_path / "counts")
-    assert [each["value"] for each in report["measured"]] == [7.0, 1438.0, None, 359.0]
+    assert [each["value"] for each in report["measured"]] == [7.0, 1438.0, None, 359.0, 10.0]
+    setting = '{ row = "B", column = "B", study = "fedadp-table1", key = "batch_size" }'
+    mixed = counts.replace("rows = [", f"rows = [{setting}, ")
+    report, _ = ran(read_study(mixed), tmp_path / "mixed")
+    assert [each["value"] for each in report["measured"][:2]] == [32.0, 7.0]
+    printed = text.replace('"models"', '"none"').replace(
+        'model = { name = "logistic", inputs = 784, classes = 10 }', 'column = "parameters"'
+    )
+    file.write_text(printed)
+    report, said = ran(read_study(file), tmp_path / "printed", file)
+    assert "7,850" in said and report["published"][0]["matched"] is None
     rates = text.replace('"models"', '"hyperparameters"').replace(
         'model = { name = "logistic", inputs = 784, classes = 10 }',
         'column = "B", study = "fedadp-table1", key = "batch_size"',

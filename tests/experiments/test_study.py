@@ -90,7 +90,11 @@ def edited(*changes: tuple[str, str]) -> str:
         ("[experiment]", "[experimant]", "got 'experimant': did you mean 'experiment'?"),
         ('kind = "rounds_to"', 'kind = "round_to"', "did you mean 'rounds_to'?"),
         ('kind = "rounds_to"', 'kind = "at"', "measures.0.round: expected a round, counted from 1, for kind = 'at'"),
-        ('kind = "rounds_to"', 'kind = "final"\nmetric = "gsi/*"', "measures.0.across: expected a value beside a metric"),
+        (
+            'kind = "rounds_to"',
+            'kind = "final"\nmetric = "gsi/*"',
+            "measures.0.across: expected a value beside a metric",
+        ),
         ('kind = "rounds_to"', 'kind = "correlation"', "measures.0.against: expected another metric"),
         ('kind = "less"', 'kind = "above"', "claims.0.number: expected a value for kind = 'above'"),
         (

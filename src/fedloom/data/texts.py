@@ -90,8 +90,8 @@ def _checked(name: str, folder: Folder, **words: Any) -> dict[str, Any]:
         vocabulary = options["vocabulary"] = named_place(vocabulary, folder)
     if file and not (isinstance(vocabulary, str | PathLike) and Path(vocabulary).is_file()):
         raise FedloomError(
-            f"load({name!r}), vocabulary: expected BERT's vocab.txt for encode='wordpiece', got {words.get('vocabulary')!r}: "
-            "name the file, or put it in the data folder"
+            f"load({name!r}), vocabulary: expected BERT's vocab.txt for encode='wordpiece', got "
+            f"{words.get('vocabulary')!r}: name the file, or put it in the data folder"
         )
     if not file and vocabulary is not None and (not isinstance(vocabulary, int) or vocabulary < 1):
         raise FedloomError(f"load({name!r}), vocabulary: expected a number of words of at least 1, got {vocabulary!r}")

@@ -30,8 +30,7 @@ class Fact:
 
 def facts(study: Study, data_folder: Path | None = None) -> list[Fact]:
     """Our side of a table of facts, row after row."""
-    tell = _TELL[study.facts or "none"]
-    return [fact for row in study.rows for fact in tell(row, data_folder)]
+    return [fact for row in study.rows for fact in _TELL[row.kind(study.facts)](row, data_folder)]
 
 
 def _models(row: FactRow, data_folder: Path | None) -> Iterator[Fact]:
@@ -47,7 +46,7 @@ def _models(row: FactRow, data_folder: Path | None) -> Iterator[Fact]:
 
 
 def _data(row: FactRow, data_folder: Path | None) -> Iterator[Fact]:
-    """Clients and examples, for training and for testing, as far as the files are here."""
+    """Clients and examples, for training and for testing, and classes, as far as the files are here."""
     from fedloom.data.federated import count
     from fedloom.experiments.build import build_data
 
@@ -66,6 +65,8 @@ def _data(row: FactRow, data_folder: Path | None) -> Iterator[Fact]:
     clients = None if data.client_test is None else data.client_test[1].numel() - 1
     found = (data.population, int(data.sizes.sum()), clients, tested)
     yield from (_fact(row, column, value) for column, value in zip(columns, found, strict=True))
+    if data.classes is not None:
+        yield _fact(row, "classes", data.classes)
 
 
 def _hyperparameters(row: FactRow, data_folder: Path | None) -> Iterator[Fact]:
@@ -90,7 +91,8 @@ def _setting(study: Study, cell: Cell, key: str) -> Any:
 
 
 def _none(row: FactRow, data_folder: Path | None) -> Iterator[Fact]:
-    yield from ()
+    """Nothing of our own."""
+    yield _fact(row, "", None)
 
 
 def _fact(row: FactRow, column: str, value: Any, why: str = "") -> Fact:

@@ -109,9 +109,7 @@ def _trial(run: StudyRun, shelf: Shelf, data_folder: Path | None) -> dict[str, A
     return {"data": data, "algorithm": algorithm, **build.build_options(run.experiment, data)}
 
 
-def _simulate(
-    experiment: Experiment, trials: Sequence[dict[str, Any]], data_folder: Path | None
-) -> list[History]:
+def _simulate(experiment: Experiment, trials: Sequence[dict[str, Any]], data_folder: Path | None) -> list[History]:
     together = {name: trials[0][name] for name in ("executor", "chunk", "device", "dtype", "compile", "precision")}
     shared = {name: trials[0][name] for name in ("rounds", "epochs", "steps", "batch_size", "drop_last")}
     own = [{name: value for name, value in trial.items() if name not in {*together, *shared}} for trial in trials]

@@ -280,7 +280,8 @@ class FactRow(Section):
     """A row of a study that trains nothing: where our own number comes from.
 
     `model` is a model's name with its sizes and options; `data` a [data] table; `study`, `cell` and `key` name a
-    setting that one of our studies runs with, shown in `column`.
+    setting that one of our studies runs with, shown in `column`, whatever the other rows are about. Of `facts = "none"`
+    a row has a `column` to show what the paper printed, of which we have nothing.
     """
 
     row: Text
@@ -290,6 +291,10 @@ class FactRow(Section):
     study: Text | None = None
     cell: Cell = Field(default_factory=dict)
     key: Text | None = None
+
+    def kind(self, facts: Facts | None) -> Facts:
+        """What it tells, in a study of such facts."""
+        return "hyperparameters" if self.study is not None else facts or "none"
 
 
 Facts = Literal["models", "data", "hyperparameters", "none"]
