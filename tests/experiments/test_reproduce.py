@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from fedloom import cli
 from fedloom.data.catalog import Shelf
@@ -18,6 +20,7 @@ from fedloom.experiments import build, reproduce, stacks
 from fedloom.experiments.study import Study, StudyRun, read_study, runs
 from fedloom.experiments.study_report import command
 from fedloom.records import SETTLED
+from fedloom.report.study_table import print_table
 
 TEXT = """
 id = "tiny"
@@ -299,6 +302,15 @@ def test_every_tensor_has_its_line(tmp_path: Path) -> None:
     text = text.replace('["test_accuracy", "train_loss"]\nrunning = "highest"', '["gsi/*", "gsi/none*"]')
     ran(read_study(text, scale="smoke"), tmp_path / "out")
     assert (tmp_path / "out/figure.png").stat().st_size > 8_000
+
+
+def test_without_a_terminal_no_table_is_cut() -> None:
+    table = Table("a", box=None)
+    table.add_row(Text("x" * 50, no_wrap=True))
+    told = io.StringIO()
+    console = Console(file=told, width=20, force_terminal=False)
+    print_table(console, table)
+    assert "x" * 50 in told.getvalue() and console.width == 20
 
 
 def test_facts_stand_beside_the_papers(tmp_path: Path) -> None:
