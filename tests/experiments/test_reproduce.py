@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from fedloom import cli
 from fedloom.data.catalog import Shelf
@@ -18,6 +20,7 @@ from fedloom.experiments import build, reproduce, stacks
 from fedloom.experiments.study import Study, StudyRun, read_study, runs
 from fedloom.experiments.study_report import command
 from fedloom.records import SETTLED
+from fedloom.report.study_table import print_table
 
 TEXT = """
 id = "tiny"
@@ -294,6 +297,22 @@ def test_a_measure_against_an_axis_is_drawn(kind: str, file: Path, tmp_path: Pat
     assert (tmp_path / "out/figure.png").stat().st_size > 8_000
 
 
+def test_every_tensor_has_its_line(tmp_path: Path) -> None:
+    text = CURVES.replace("client_lr = 0.5 }", "client_lr = 0.5, glad = true }")
+    text = text.replace('["test_accuracy", "train_loss"]\nrunning = "highest"', '["gsi/*", "gsi/none*"]')
+    ran(read_study(text, scale="smoke"), tmp_path / "out")
+    assert (tmp_path / "out/figure.png").stat().st_size > 8_000
+
+
+def test_without_a_terminal_no_table_is_cut() -> None:
+    table = Table("a", box=None)
+    table.add_row(Text("x" * 50, no_wrap=True))
+    told = io.StringIO()
+    console = Console(file=told, width=20, force_terminal=False)
+    print_table(console, table)
+    assert "x" * 50 in told.getvalue() and console.width == 20
+
+
 def test_facts_stand_beside_the_papers(tmp_path: Path) -> None:
     text = """
 id = "sizes"
@@ -315,7 +334,17 @@ rows = [{ row = "regression", model = { name = "logistic", inputs = 784, classes
         'data = { name = "digits", partition = "iid", clients = 7 }',
     )
     report, _ = ran(read_study(counts), tmp_path / "counts")
-    assert [each["value"] for each in report["measured"]] == [7.0, 1438.0, None, 359.0]
+    assert [each["value"] for each in report["measured"]] == [7.0, 1438.0, None, 359.0, 10.0]
+    setting = '{ row = "B", column = "B", study = "fedadp-table1", key = "batch_size" }'
+    mixed = counts.replace("rows = [", f"rows = [{setting}, ")
+    report, _ = ran(read_study(mixed), tmp_path / "mixed")
+    assert [each["value"] for each in report["measured"][:2]] == [32.0, 7.0]
+    printed = text.replace('"models"', '"none"').replace(
+        'model = { name = "logistic", inputs = 784, classes = 10 }', 'column = "parameters"'
+    )
+    file.write_text(printed)
+    report, said = ran(read_study(file), tmp_path / "printed", file)
+    assert "7,850" in said and report["published"][0]["matched"] is None
     rates = text.replace('"models"', '"hyperparameters"').replace(
         'model = { name = "logistic", inputs = 784, classes = 10 }',
         'column = "B", study = "fedadp-table1", key = "batch_size"',

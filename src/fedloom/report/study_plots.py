@@ -17,7 +17,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from fedloom.experiments.measures import Outcome
+from fedloom.experiments.measures import Outcome, matching
 from fedloom.experiments.published import Published
 from fedloom.experiments.results import Key, Result, key, without
 from fedloom.experiments.study import Study
@@ -136,11 +136,17 @@ def _draw_curves(
     for line in lines:
         runs = [each for cell, outcomes in curves if (panel | line).items() <= cell.items() for each in outcomes]
         targets |= {each.target for each in runs}
+        colour, dash = colours[key(line)]
+        if "*" in metric:
+            for name in matching(metric, [record for run in runs for record in run.rounds]):
+                at, values = _aligned(runs, wanted.x, name)
+                if at.size:
+                    axes.plot(at, values.mean(0), color=colour, linewidth=0.8, alpha=0.4)
+            continue
         at, values = _aligned(runs, wanted.x, metric)
         if not at.size:
             continue
         values = _running(values, wanted.running)
-        colour, dash = colours[key(line)]
         axes.fill_between(at, values.min(0), values.max(0), color=colour, alpha=0.13, linewidth=0)
         marker = "o" if at.size == 1 else None
         axes.plot(at, values.mean(0), color=colour, linestyle=dash, linewidth=1.8, marker=marker)
