@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -199,13 +200,24 @@ def outcome(*values: float | None, diverged: str | None = None, target: float | 
         ({"kind": "rounds_to", "target": 0.9}, None),
         ({"kind": "drop", "round": 4}, 10.0),
         ({"kind": "total"}, 60.0),
+        ({"kind": "total", "metric": "examples_processed", "scale": 1.0}, 40.0),
+        ({"kind": "total", "metric": "simulated_seconds", "scale": 1.0}, 10.0),
+        ({"kind": "total_to", "metric": "examples_processed", "scale": 1.0}, 30.0),
+        ({"kind": "total_to", "metric": "simulated_seconds", "scale": 1.0}, 6.0),
+        ({"kind": "total_to", "metric": "simulated_seconds", "target": 0.9}, None),
         ({"kind": "catastrophic", "scale": 1.0}, 0.0),
+        ({"kind": "catastrophic", "metric": "train_accuracy", "scale": 1.0}, 1.0),
+        ({"kind": "catastrophic", "metric": "train_accuracy", "scale": 1.0, "chance": 0.2}, 0.0),
         ({"kind": "curve"}, None),
     ],
 )
 def test_measures_of_a_run(keys: dict[str, Any], expected: float | None) -> None:
     measure = Measure(name="m", **{"scale": 100.0, **keys})
     run = outcome(0.2, None, 0.7, 0.6, target=0.7)
+    more = [
+        {"examples_processed": 10.0 * t, "simulated_seconds": float(t), "train_accuracy": 0.2 / t} for t in (1, 2, 3, 4)
+    ]
+    run = replace(run, rounds=[{**record, **each} for record, each in zip(run.rounds, more, strict=True)])
     assert measure_cell(measure, [run]).value == (None if expected is None else pytest.approx(expected))
 
 

@@ -106,6 +106,7 @@ MeasureKind = Literal[
     "rounds_to",
     "drop",
     "total",
+    "total_to",
     "catastrophic",
     "curve",
 ]
@@ -120,8 +121,10 @@ class Measure(Section):
     highest_at, lowest_at   the round in which it was that
     rounds_to    the first round in which it was at least `target`, the run's own target unless given
     drop         how far it fell from the round before `round` to that round
-    total        its last value, for what is counted up over the run
-    catastrophic 1 where it ever halved from one round to the next, else 0: over seeds, the share of runs that failed
+    total        its last value, for what is counted up over the run, or the sum of a time that each round has
+    total_to     the same at the first round in which test_accuracy was at least `target`, or the run's own target
+    catastrophic 1 where it ever halved from one round to the next, else 0: over seeds, the share of runs that failed;
+                 `chance` is what it must have been above before
     curve        nothing for the table: the run is kept whole for the figure
     """
 
@@ -133,6 +136,7 @@ class Measure(Section):
     until: Count | None = None
     round: Count | None = None
     target: Number | None = None
+    chance: NonNegative = 0.0
     digits: Seed | None = None
     over: dict[str, str] = Field(default_factory=dict)
     tolerance: NonNegative | None = None

@@ -16,7 +16,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from fedloom.experiments.measures import Outcome
+from fedloom.experiments.measures import PER_ROUND, Outcome
 from fedloom.experiments.published import Published
 from fedloom.experiments.results import Key, Result, key, without
 from fedloom.experiments.study import Study
@@ -143,10 +143,12 @@ def _aligned(runs: Sequence[Outcome], x: str, metric: str) -> tuple[Floats, Floa
     """Where any run was measured, and the runs' values there: runs x places. Rounds are counted from 1."""
     series: list[dict[float, float]] = []
     for run in runs:
-        points = {}
+        points, summed = {}, 0.0
         for record in run.rounds:
+            summed += float(record.get(x) or 0.0) if x in PER_ROUND else 0.0
             if record.get(metric) is not None and record.get(x) is not None:
-                points[float(record[x]) + (1 if x == "round" else 0)] = float(record[metric])
+                at_x = summed if x in PER_ROUND else float(record[x]) + (1 if x == "round" else 0)
+                points[at_x] = float(record[metric])
         if points:
             series.append(points)
     at = np.array(sorted({place for points in series for place in points}), np.float64)
