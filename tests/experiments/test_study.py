@@ -178,6 +178,65 @@ def test_fewer_seeds_are_compared_and_fewer_rounds_are_not() -> None:
     assert not read_study(edited(('title = "A', 'stand_in = "digits"\ntitle = "A'))).compared
 
 
+def test_a_scale_whose_data_stand_in_is_not_compared() -> None:
+    study = read_study(edited(('says = "one seed"', 'says = "one seed"\nstand_in = "digits for letters"')))
+    assert (study.at("short").compared, study.at("short").standing_in) == (False, "digits for letters")
+    assert (study.compared, study.standing_in) == (True, None)
+
+
+LIKE = """
+id = "other"
+like = "{}"
+paper = "Nobody 2020, figure 1"
+title = "Another small study"
+only = {{ method = ["FedAdp"] }}
+
+[experiment]
+rounds = 5
+
+[[axes]]
+name = "clients"
+key = "data.clients"
+values = [6, 9]
+
+[[axes]]
+name = "rate"
+key = "algorithm.client_lr"
+values = [0.1, 0.2]
+
+[[where]]
+cell = {{ rate = "0.2" }}
+set = {{ cohort = 3 }}
+
+[scales.smoke]
+only = {{ rate = ["0.2"] }}
+"""
+
+
+def test_a_study_like_another_has_what_it_leaves_out(tmp_path: Any) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(TEXT)
+    study = read_study(LIKE.format(file))
+    assert list(cells(study)) == [
+        {"method": "FedAdp", "clients": n, "rate": r} for n in ("6", "9") for r in ("0.1", "0.2")
+    ]
+    experiment = experiment_of(study, {"method": "FedAdp", "clients": "9", "rate": "0.2"})
+    assert (experiment.rounds, experiment.cohort, experiment.data.clients) == (5, 3, 9)
+    assert [axis.name for axis in study.axes] == ["method", "clients", "rate"]
+    assert (study.claims, study.measures) == ([], read_study(TEXT).measures)
+    smoke = study.at("smoke")
+    assert study.scales["smoke"].says == "one round"
+    assert [run.experiment.rounds for run in runs(read_study(study.to_toml(), ["seeds=[0]"], "full"))] == [5] * 4
+    assert not list(cells(smoke.model_copy(update={"only": {"method": ["FedAvg"], "rate": ["0.1"]}})))
+    for like, said in ((f"{file}x", "like: "), ("quickstart", "like: quickstart: expected a study")):
+        with pytest.raises(FedloomError, match=said):
+            read_study(LIKE.format(like))
+    mine = tmp_path / "other.toml"
+    mine.write_text(LIKE.format(mine))
+    with pytest.raises(FedloomError, match="got the study itself"):
+        read_study(mine)
+
+
 # Measures -------------------------------------------------------------------------------------------------------------
 
 

@@ -95,8 +95,8 @@ def _introduce(study: Study, wanted: Sequence[StudyRun], console: Console) -> No
     rounds = sum(run.experiment.rounds for run in wanted)
     cells = len({key(run.cell) for run in wanted})
     say(f"{len(wanted):,} runs in {cells:,} cells, at most {rounds:,} rounds in all")
-    if study.stand_in is not None:
-        say(f"stand-in, not the paper's own: {study.stand_in}")
+    if study.standing_in is not None:
+        say(f"stand-in, not the paper's own: {study.standing_in}")
     for note in study.notes:
         say(f"note: {note}")
     for each in conflicts(study.conflicts):

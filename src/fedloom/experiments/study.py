@@ -95,6 +95,9 @@ class Study(Section):
     rows: list[FactRow] = Field(default_factory=list)
     experiment: Settings = Field(default_factory=dict)
     axes: list[Axis] = Field(default_factory=list)
+    only: Annotated[dict[str, Names], Expected("a table of axes, each with a list of values")] = Field(
+        default_factory=dict
+    )
     where: list[Where] = Field(default_factory=list)
     measures: list[Measure] = Field(default_factory=list)
     table: TableSection = Field(default_factory=TableSection)
@@ -150,7 +153,14 @@ class Study(Section):
         if scale is not None:
             changed |= set(scale.set)
             changed |= {key for where in scale.where for key in where.set}
-        return self.stand_in is None and changed <= HARMLESS
+        return self.standing_in is None and changed <= HARMLESS
+
+    @property
+    def standing_in(self) -> str | None:
+        """What is not the paper's own in all cells, at this scale."""
+        scale = self.scales.get(self.scale)
+        told = [self.stand_in, scale.stand_in if scale else None]
+        return "; ".join(words for words in told if words) or None
 
     def to_toml(self) -> str:
         """The complete file: reading it gives an equal study."""
@@ -190,8 +200,8 @@ def is_study(table: Mapping[str, Any]) -> bool:
 def read_study(source: Path | Traversable | str, overrides: Iterable[str] = (), scale: str | None = None) -> Study:
     """A study from a file, or from TOML text; `overrides` are `rounds=5`, or `experiment.rounds=5`, for every cell."""
     name, text = ("", source) if isinstance(source, str) else (source.name, schema.text_of(source))
-    table = schema.parse(name, text)
     where = f"{name}: " if name else ""
+    table = _like(where, schema.parse(name, text))
     given = dict(_setting(override) for override in overrides)
     if given:
         table["overrides"] = {**table.get("overrides", {}), **given}
@@ -215,6 +225,46 @@ def _setting(override: str) -> tuple[str, Any]:
     return key, schema.value_of(value.strip())
 
 
+# A study like another -------------------------------------------------------------------------------------------------
+
+TAKEN = ("partition_per_seed", "experiment", "axes", "only", "where", "measures", "table", "figure", "scales")
+"""What a study has from the one that it is like. Its claims, conflicts and notes are its own."""
+
+
+def _like(where: str, table: dict[str, Any]) -> dict[str, Any]:
+    """The file's table with what it leaves out taken from the study that `like` names."""
+    if "like" not in table:
+        return table
+    from fedloom.experiments.registry import find_study  # which reads studies
+
+    own = {key: value for key, value in table.items() if key != "like"}
+    try:
+        file = find_study(str(table["like"]))
+    except FedloomError as error:
+        raise FedloomError(f"{where}like: {error}") from None
+    if file.name == f"{own.get('id')}.toml":
+        raise FedloomError(f"{where}like: expected another study, got the study itself")
+    other = _like(f"{file.name}: ", schema.parse(file.name, schema.text_of(file)))
+    return {key: other[key] for key in TAKEN if key in other} | {
+        key: _joined(key, other[key], value) if key in TAKEN and key in other else value for key, value in own.items()
+    }
+
+
+def _joined(key: str, other: Any, own: Any) -> Any:
+    """Tables are joined key by key, scales too in each of them; axes by name; [[where]] comes after the other's."""
+    if key in ("experiment", "only") and isinstance(own, dict):
+        return other | own
+    if key == "scales" and isinstance(own, dict):
+        return other | {name: other.get(name, {}) | scale for name, scale in own.items() if isinstance(scale, dict)}
+    if key == "where" and isinstance(own, list):
+        return other + own
+    if key == "axes" and isinstance(own, list):
+        mine = {axis.get("name"): axis for axis in own if isinstance(axis, dict)}
+        kept = [mine.pop(axis["name"], axis) for axis in other]
+        return kept + list(mine.values())
+    return own
+
+
 # The cells and their runs ---------------------------------------------------------------------------------------------
 
 
@@ -224,7 +274,14 @@ def cells(study: Study) -> Iterator[Cell]:
     kept = scale.only if scale else {}
     skipped = [where.cell for where in [*study.where, *(scale.where if scale else [])] if where.skip]
     names = [axis.name for axis in study.axes]
-    choices = [[value for value in study.values(name) if value in kept.get(name, [value])] for name in names]
+    choices = [
+        [
+            value
+            for value in study.values(name)
+            if value in kept.get(name, [value]) and value in study.only.get(name, [value])
+        ]
+        for name in names
+    ]
     for values in itertools.product(*choices):
         cell = dict(zip(names, values, strict=True))
         if not any(picked(cell, where) for where in skipped):
@@ -322,7 +379,10 @@ def _check_names(study: Study) -> None:
         if study.figure.measure is not None:
             _check_known("figure.measure", [study.figure.measure], study.values(MEASURE))
         if study.figure.kind != "curves":
-            _check_known("figure.x", [study.figure.x], axes)
+            _check_known("figure.x", study.figure.across[:1], axes)
+        elif MEASURE in (*study.figure.panels, *study.figure.lines):
+            raise FedloomError(f"figure: expected metrics beside kind = 'curves', got the axis {MEASURE!r}")
+    _check_chosen(study, "only", dict(study.only))
     for number, where in enumerate(study.where):
         _check_chosen(study, f"where.{number}", where.cell)
     for name, scale in study.scales.items():

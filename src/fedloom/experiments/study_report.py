@@ -71,7 +71,7 @@ def head(study: Study, device: str) -> dict[str, Any]:
         "device": device,
         "scale": study.scale,
         "compared": study.compared,
-        "stand_in": study.stand_in,
+        "stand_in": study.standing_in,
         "conflicts": study.conflicts,
         "versions": {name: version(name) for name in ("fedloom", "torch")} | {"python": platform.python_version()},
     }

@@ -232,15 +232,16 @@ class TableSection(Section):
 class FigureSection(Section):
     """The picture: `curves` of a metric against `x`; `lines` or `bars` of a measure against an axis.
 
-    There is a panel for every value of `panels`, and of every metric where there are several, and in it a line or a
-    colour for every value of `lines`. `running` draws the best value so far.
+    There is a panel for every value of `panels`, and for every metric and x of curves where there are several, and in
+    it a line or a colour for every value of `lines`. Of `lines` and `bars`, `measure` may be among both. `running`
+    draws the best value so far.
     """
 
     kind: Literal["curves", "lines", "bars"]
     metric: Annotated[Text | list[Text], Expected("the name of a metric, or a list of them")] = "test_accuracy"
     running: Literal["highest", "lowest"] | None = None
     measure: Text | None = None
-    x: Text = "round"
+    x: Annotated[Text | list[Text], Expected("the name of what goes across, or a list of them")] = "round"
     panels: Names = Field(default_factory=list)
     lines: Names = Field(default_factory=list)
     logarithmic: Annotated[bool, Expected("true or false")] = False
@@ -249,11 +250,19 @@ class FigureSection(Section):
     def metrics(self) -> list[str]:
         return [self.metric] if isinstance(self.metric, str) else self.metric
 
+    @property
+    def across(self) -> list[str]:
+        return [self.x] if isinstance(self.x, str) else self.x
+
 
 class Scale(Section):
-    """A smaller form of the study: keys set in every cell after all else, and the values of axes that are kept."""
+    """A smaller form of the study: keys set in every cell after all else, and the values of axes that are kept.
+
+    `stand_in` says what takes the place of the paper's own there.
+    """
 
     says: Text
+    stand_in: Text | None = None
     set: Settings = Field(default_factory=dict)
     only: Annotated[dict[str, Names], Expected("a table of axes, each with a list of values")] = Field(
         default_factory=dict

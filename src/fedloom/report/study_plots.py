@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -42,11 +43,13 @@ def study_figure(
         return False
     measure = _measure(study, wanted)
     if wanted.kind != "curves":
-        found = [result for result in found if measure is not None and result.measure.name == measure.name]
-        found = [Result(without(result.cell, [MEASURE]), result.measure, result.measured) for result in found]
-    places = [cell for cell, _ in curves]
-    metrics = wanted.metrics if wanted.kind == "curves" else wanted.metrics[:1]
-    panels = [(metric, panel) for metric in metrics for panel in _values(study, wanted.panels, places)]
+        found = _drawn(wanted, measure, found)
+    places = [cell for cell, _ in curves] if wanted.kind == "curves" else [result.cell for result in found]
+    named = wanted.metrics if wanted.kind == "curves" else wanted.metrics[:1]
+    kinds = [(metric, x) for metric in named for x in wanted.across]
+    panels = [(metric, x, panel) for metric, x in kinds for panel in _values(study, wanted.panels, places)]
+    if not panels:
+        return False
     lines = _values(study, _line_axes(study, wanted), places)
     colours = {key(line): _look(index) for index, line in enumerate(lines)}
     across = min(3, len(panels)) if len(panels) != 4 else 2
@@ -57,15 +60,15 @@ def study_figure(
         grid = figure.subplots(down, across, squeeze=False)
         for axes in grid.flat[len(panels) :]:
             axes.set_axis_off()
-        for axes, (metric, panel) in zip(grid.flat, panels, strict=False):
+        for axes, (metric, x, panel) in zip(grid.flat, panels, strict=False):
             axes.set_title(", ".join(panel.values()))
             axes.grid(axis="y", color=FAINT, linewidth=0.8)
             axes.set_axisbelow(True)
             if wanted.kind == "curves":
-                _draw_curves(axes, wanted, metric, panel, lines, colours, curves)
+                _draw_curves(axes, wanted, (metric, x), panel, lines, colours, curves)
             else:
-                assert measure is not None
-                _draw_measure(axes, study, wanted, measure, panel, lines, colours, found, numbers)
+                _draw_measure(axes, study, wanted, panel, lines, colours, found, numbers)
+                axes.set_ylabel("" if measure is None or _by_measure(wanted) else measure.name)
         handles = [_handle(line, colours[key(line)]) for line in lines if line]
         if wanted.kind != "curves" and numbers:
             handles.append(Line2D([], [], color=INK, marker="o", mfc="white", linestyle="none", label="published"))
@@ -81,11 +84,23 @@ def _measure(study: Study, wanted: FigureSection) -> Measure | None:
     return next((measure for measure in study.counted if measure.name == name), None)
 
 
+def _by_measure(wanted: FigureSection) -> bool:
+    """Whether panels or lines differ in the measure."""
+    return MEASURE in (*wanted.panels, *wanted.lines)
+
+
+def _drawn(wanted: FigureSection, measure: Measure | None, found: Sequence[Result]) -> list[Result]:
+    """The results that are drawn: those of one measure, without its name; all, where the measure tells them apart."""
+    if _by_measure(wanted):
+        return [replace(result, cell=result.cell | {MEASURE: result.measure.name}) for result in found]
+    mine = [result for result in found if measure is not None and result.measure.name == measure.name]
+    return [replace(result, cell=without(result.cell, [MEASURE])) for result in mine]
+
+
 def _line_axes(study: Study, wanted: FigureSection) -> list[str]:
     """The axes that lines differ in: those named, and every other that the panels and x leave."""
-    taken = {*wanted.panels, *wanted.lines, *([] if wanted.kind == "curves" else [wanted.x]), MEASURE}
-    named = [axis for axis in wanted.lines if axis != MEASURE]
-    return named + [axis.name for axis in study.shown if axis.name not in taken]
+    taken = {*wanted.panels, *wanted.lines, *([] if wanted.kind == "curves" else wanted.across)}
+    return wanted.lines + [axis.name for axis in study.shown if axis.name not in taken]
 
 
 def _values(study: Study, axes: Sequence[str], places: Sequence[Cell]) -> list[Cell]:
@@ -106,18 +121,19 @@ def _handle(line: Cell, look: tuple[str, Any]) -> Line2D:
 def _draw_curves(
     axes: Axes,
     wanted: FigureSection,
-    metric: str,
+    shown: tuple[str, str],
     panel: Cell,
     lines: Sequence[Cell],
     colours: Mapping[Key, tuple[str, Any]],
     curves: Curves,
 ) -> None:
     """A line is the mean over seeds, its band the smallest to the largest; a run that stopped keeps its last value."""
+    metric, x = shown
     targets: set[float | None] = set()
     for line in lines:
         runs = [each for cell, outcomes in curves if (panel | line).items() <= cell.items() for each in outcomes]
         targets |= {each.target for each in runs}
-        at, values = _aligned(runs, wanted.x, metric)
+        at, values = _aligned(runs, x, metric)
         if not at.size:
             continue
         if wanted.running is not None:
@@ -129,9 +145,9 @@ def _draw_curves(
         axes.plot(at, values.mean(0), color=colour, linestyle=dash, linewidth=1.8, marker=marker)
     if len(targets) == 1 and (target := targets.pop()) is not None and metric == "test_accuracy":
         axes.axhline(target, color="#888888", linewidth=1, linestyle=(0, (4, 3)))
-    axes.set_xlabel(wanted.x.replace("_", " "))
+    axes.set_xlabel(x.replace("_", " "))
     axes.set_ylabel(metric.replace("_", " "))
-    if wanted.x == "round":
+    if x == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     if wanted.logarithmic:
         axes.set_yscale("log")
@@ -160,14 +176,14 @@ def _draw_measure(
     axes: Axes,
     study: Study,
     wanted: FigureSection,
-    measure: Measure,
     panel: Cell,
     lines: Sequence[Cell],
     colours: Mapping[Key, tuple[str, Any]],
     found: Sequence[Result],
     numbers: Mapping[Key, Published],
 ) -> None:
-    names = [value for value in study.values(wanted.x) if any(result.cell.get(wanted.x) == value for result in found)]
+    x = wanted.across[0]
+    names = [value for value in study.values(x) if any(result.cell.get(x) == value for result in found)]
     places = _numeric(names) if wanted.kind == "lines" else None
     at = places or [float(index) for index in range(len(names))]
     by_cell = {key(result.cell): result for result in found}
@@ -177,9 +193,10 @@ def _draw_measure(
         colour, dash = colours[key(line)]
         xs, ys, spreads, printed = [], [], [], []
         for place, name in zip(at, names, strict=True):
-            cell = panel | line | {wanted.x: name}
+            cell = panel | line | {x: name}
             result = by_cell.get(key(cell))
-            number = numbers.get(key(cell)) or numbers.get(key(cell | {MEASURE: measure.name}))
+            full = cell if result is None else cell | {MEASURE: result.measure.name}
+            number = numbers.get(key(cell)) or numbers.get(key(full)) or numbers.get(key(without(cell, [MEASURE])))
             if number is not None and isinstance(number.value, float):
                 printed.append((place + shift, number.value))
             if result is not None and result.measured.value is not None:
@@ -198,8 +215,7 @@ def _draw_measure(
         axes.set_xscale("log")
     if wanted.logarithmic:
         axes.set_yscale("log")
-    axes.set_xlabel(wanted.x)
-    axes.set_ylabel(measure.name)
+    axes.set_xlabel(x)
 
 
 def _numeric(names: Sequence[str]) -> list[float] | None:
