@@ -159,12 +159,12 @@ def qmnist(
 ) -> Source:
     """MNIST's pictures with QMNIST's extended labels, whose third column is the writer (Yadav and Bottou 2019).
 
-    The writers of the 10,000 test pictures are others than the 539 of the training pictures, so that no client has test
-    rows of its own.
+    The writers of the 10,000 test pictures are others than the 539 of the training pictures: no client has test rows of
+    its own, and those 297 are clients to test on.
     """
     layout, found = locate("qmnist", folder)
-    arrays = decode("qmnist", layout, found, lambda: _read_qmnist(found), {}, verify)
-    return _pictures("qmnist", arrays, pixels, owners=arrays["writers"])
+    arrays = decode("qmnist", layout, found, lambda: _read_qmnist(found), {"writers": "both"}, verify)
+    return _pictures("qmnist", arrays, pixels, owners=arrays["train_writers"], test_owners=arrays["test_writers"])
 
 
 def _read_qmnist(found: Found) -> Arrays:
@@ -179,8 +179,7 @@ def _read_qmnist(found: Found) -> Arrays:
         if wrong.size:
             row = int(wrong[0])
             raise damaged(path, f"class {digits[row]}, as MNIST has it, in row {row}", table[row, 0], 12 + 32 * row)
-        if split == "train":
-            arrays["writers"] = table[: len(digits), 2].astype(np.int32)
+        arrays[f"{split}_writers"] = table[: len(digits), 2].astype(np.int32)
     return arrays
 
 
