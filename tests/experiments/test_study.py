@@ -210,6 +210,10 @@ set = {{ cohort = 3 }}
 
 [scales.smoke]
 only = {{ rate = ["0.2"] }}
+
+[scales.short]
+says = "two rounds"
+set = {{ rounds = 2 }}
 """
 
 
@@ -225,7 +229,8 @@ def test_a_study_like_another_has_what_it_leaves_out(tmp_path: Any) -> None:
     assert [axis.name for axis in study.axes] == ["method", "clients", "rate"]
     assert (study.claims, study.measures) == ([], read_study(TEXT).measures)
     smoke = study.at("smoke")
-    assert study.scales["smoke"].says == "one round"
+    assert (study.scales["smoke"].says, study.scales["smoke"].set) == ("one round", {"rounds": 1})
+    assert (study.scales["short"].says, study.scales["short"].set) == ("two rounds", {"rounds": 2})
     assert [run.experiment.rounds for run in runs(read_study(study.to_toml(), ["seeds=[0]"], "full"))] == [5] * 4
     assert not list(cells(smoke.model_copy(update={"only": {"method": ["FedAvg"], "rate": ["0.1"]}})))
     for like, said in ((f"{file}x", "like: "), ("quickstart", "like: quickstart: expected a study")):

@@ -251,11 +251,12 @@ def _like(where: str, table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _joined(key: str, other: Any, own: Any) -> Any:
-    """Tables are joined key by key, scales too in each of them; axes by name; [[where]] comes after the other's."""
+    """Tables are joined key by key, and a scale that says nothing of itself; axes by name; [[where]] follows."""
     if key in ("experiment", "only") and isinstance(own, dict):
         return other | own
     if key == "scales" and isinstance(own, dict):
-        return other | {name: other.get(name, {}) | scale for name, scale in own.items() if isinstance(scale, dict)}
+        changed = {name: scale for name, scale in own.items() if isinstance(scale, dict) and "says" not in scale}
+        return other | own | {name: other.get(name, {}) | scale for name, scale in changed.items()}
     if key == "where" and isinstance(own, list):
         return other + own
     if key == "axes" and isinstance(own, list):
