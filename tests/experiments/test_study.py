@@ -178,6 +178,11 @@ def test_fewer_seeds_are_compared_and_fewer_rounds_are_not() -> None:
     assert not read_study(edited(('title = "A', 'stand_in = "digits"\ntitle = "A'))).compared
 
 
+def test_an_axis_with_one_value_kept_is_fixed() -> None:
+    study = read_study(edited(("[experiment]", '[only]\nmethod = ["FedAdp"]\n\n[experiment]')))
+    assert study.fixed == {"method": "FedAdp"} and [cell["clients"] for cell in cells(study)] == ["6", "8"]
+
+
 def test_a_scale_whose_data_stand_in_is_not_compared() -> None:
     study = read_study(edited(('says = "one seed"', 'says = "one seed"\nstand_in = "digits for letters"')))
     assert (study.at("short").compared, study.at("short").standing_in) == (False, "digits for letters")

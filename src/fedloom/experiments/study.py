@@ -135,6 +135,11 @@ class Study(Section):
         return [axis for axis in self.axes if not axis.best]
 
     @property
+    def fixed(self) -> Cell:
+        """The axes of which `only` leaves one value, which need not be told in every row."""
+        return {axis: values[0] for axis, values in self.only.items() if len(values) == 1}
+
+    @property
     def counted(self) -> list[Measure]:
         """The measures that come to a number."""
         return [measure for measure in self.measures if measure.kind != "curve"]

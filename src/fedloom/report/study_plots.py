@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -69,10 +70,12 @@ def study_figure(
             else:
                 _draw_measure(axes, study, wanted, panel, lines, colours, found, numbers)
                 axes.set_ylabel("" if measure is None or _by_measure(wanted) else measure.name)
-        handles = [_handle(line, colours[key(line)]) for line in lines if line]
+        told = [(without(line, study.fixed), colours[key(line)]) for line in lines]
+        handles = [_handle(line, look) for line, look in told if line]
         if wanted.kind != "curves" and numbers:
             handles.append(Line2D([], [], color=INK, marker="o", mfc="white", linestyle="none", label="published"))
-        figure.suptitle(study.title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
+        title = textwrap.fill(study.title, int(10 * size[0]))
+        figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
         if handles:
             figure.legend(handles=handles, loc="outside lower left", ncols=min(5, len(handles)), frameon=False)
         figure.savefig(path, format="png")

@@ -79,7 +79,8 @@ def study_table(
     axes = [axis.name for axis in study.shown] + ([MEASURE] if len(study.counted) > 1 else [])
     across = [axis for axis in study.table.columns if axis in axes]
     down = [axis for axis in study.table.rows if axis in axes and axis not in across]
-    down += [axis for axis in axes if axis not in across and axis not in down]
+    told = {*across, *down, *study.fixed}
+    down += [axis for axis in axes if axis not in told]
     lines = {key(result.cell): line(result, numbers.get(key(result.cell)), compared) for result in found}
     if across:
         table = _table(study, found, lines, down, across)
@@ -124,7 +125,7 @@ def _table(
         words = [_unless_same(row, before, down[: place + 1]) for place in range(len(down))]
         before = row
         for column in columns:
-            place = key(row | column)
+            place = key(study.fixed | row | column)
             each = lines.get(place, Line("", "", "", ""))
             words.append(each.measured)
             words += [each.published, each.difference] if beside else []
