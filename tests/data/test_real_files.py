@@ -70,6 +70,7 @@ def test_qmnist_writers() -> None:
     assert (int(data.examples.min()), int(data.examples.max())) == (19, 131)
     assert labels(data)[0][:3] == [5923, 6742, 5958]
     assert label_counts(data).sum() == 60_000
+    assert data.client_test is not None and data.client_test[1].numel() - 1 == 297
 
 
 def test_the_second_start_is_quick() -> None:

@@ -313,6 +313,26 @@ def test_without_a_terminal_no_table_is_cut() -> None:
     assert "x" * 50 in told.getvalue() and console.width == 20
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        'kind = "lines"\nx = "epochs"\nlines = ["measure"]\npanels = ["method"]',
+        'kind = "bars"\nx = "epochs"\npanels = ["measure"]',
+        'kind = "curves"\nx = ["round", "examples_processed"]\npanels = ["epochs"]',
+    ],
+)
+def test_measures_and_what_goes_across_have_panels_and_lines(keys: str, file: Path, tmp_path: Path) -> None:
+    file.write_text(TEXT.replace('kind = "FIGURE"\nx = "X"\npanels = ["epochs"]', keys))
+    ran(read_study(file, scale="smoke"), tmp_path / "out", file)
+    assert (tmp_path / "out/figure.png").stat().st_size > 20_000
+
+
+def test_curves_are_of_metrics_and_not_of_measures(file: Path) -> None:
+    wrong = 'kind = "curves"\nlines = ["measure"]'
+    with pytest.raises(FedloomError, match="figure: expected metrics beside kind = 'curves'"):
+        read_study(TEXT.replace('kind = "FIGURE"\nx = "X"\npanels = ["epochs"]', wrong))
+
+
 def test_facts_stand_beside_the_papers(tmp_path: Path) -> None:
     text = """
 id = "sizes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -196,6 +197,75 @@ def test_a_stand_in_at_a_scale_or_in_a_cell_is_not_compared() -> None:
     assert [study.compares({"method": name, "clients": "6"}) for name in ("FedAvg", "FedAdp")] == [True, False]
 
 
+def test_an_axis_with_one_value_kept_is_fixed() -> None:
+    study = read_study(edited(("[experiment]", '[only]\nmethod = ["FedAdp"]\n\n[experiment]')))
+    assert study.fixed == {"method": "FedAdp"} and [cell["clients"] for cell in cells(study)] == ["6", "8"]
+
+
+def test_a_scale_whose_data_stand_in_is_not_compared() -> None:
+    study = read_study(edited(('says = "one seed"', 'says = "one seed"\nstand_in = "digits for letters"')))
+    assert (study.at("short").compared, study.at("short").standing_in) == (False, "digits for letters")
+    assert (study.compared, study.standing_in) == (True, None)
+
+
+LIKE = """
+id = "other"
+like = "{}"
+paper = "Nobody 2020, figure 1"
+title = "Another small study"
+only = {{ method = ["FedAdp"] }}
+
+[experiment]
+rounds = 5
+
+[[axes]]
+name = "clients"
+key = "data.clients"
+values = [6, 9]
+
+[[axes]]
+name = "rate"
+key = "algorithm.client_lr"
+values = [0.1, 0.2]
+
+[[where]]
+cell = {{ rate = "0.2" }}
+set = {{ cohort = 3 }}
+
+[scales.smoke]
+only = {{ rate = ["0.2"] }}
+
+[scales.short]
+says = "two rounds"
+set = {{ rounds = 2 }}
+"""
+
+
+def test_a_study_like_another_has_what_it_leaves_out(tmp_path: Any) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(TEXT)
+    study = read_study(LIKE.format(file))
+    assert list(cells(study)) == [
+        {"method": "FedAdp", "clients": n, "rate": r} for n in ("6", "9") for r in ("0.1", "0.2")
+    ]
+    experiment = experiment_of(study, {"method": "FedAdp", "clients": "9", "rate": "0.2"})
+    assert (experiment.rounds, experiment.cohort, experiment.data.clients) == (5, 3, 9)
+    assert [axis.name for axis in study.axes] == ["method", "clients", "rate"]
+    assert (study.claims, study.measures) == ([], read_study(TEXT).measures)
+    smoke = study.at("smoke")
+    assert (study.scales["smoke"].says, study.scales["smoke"].set) == ("one round", {"rounds": 1})
+    assert (study.scales["short"].says, study.scales["short"].set) == ("two rounds", {"rounds": 2})
+    assert [run.experiment.rounds for run in runs(read_study(study.to_toml(), ["seeds=[0]"], "full"))] == [5] * 4
+    assert not list(cells(smoke.model_copy(update={"only": {"method": ["FedAvg"], "rate": ["0.1"]}})))
+    for like, said in ((f"{file}x", "like: "), ("quickstart", "like: quickstart: expected a study")):
+        with pytest.raises(FedloomError, match=said):
+            read_study(LIKE.format(like))
+    mine = tmp_path / "other.toml"
+    mine.write_text(LIKE.format(mine))
+    with pytest.raises(FedloomError, match="got the study itself"):
+        read_study(mine)
+
+
 # Measures -------------------------------------------------------------------------------------------------------------
 
 
@@ -219,13 +289,24 @@ def outcome(*values: float | None, diverged: str | None = None, target: float | 
         ({"kind": "rounds_to", "target": 0.9}, None),
         ({"kind": "drop", "round": 4}, 10.0),
         ({"kind": "total"}, 60.0),
+        ({"kind": "total", "metric": "examples_processed", "scale": 1.0}, 40.0),
+        ({"kind": "total", "metric": "simulated_seconds", "scale": 1.0}, 10.0),
+        ({"kind": "total_to", "metric": "examples_processed", "scale": 1.0}, 30.0),
+        ({"kind": "total_to", "metric": "simulated_seconds", "scale": 1.0}, 6.0),
+        ({"kind": "total_to", "metric": "simulated_seconds", "target": 0.9}, None),
         ({"kind": "catastrophic", "scale": 1.0}, 0.0),
+        ({"kind": "catastrophic", "metric": "train_accuracy", "scale": 1.0}, 1.0),
+        ({"kind": "catastrophic", "metric": "train_accuracy", "scale": 1.0, "chance": 0.2}, 0.0),
         ({"kind": "curve"}, None),
     ],
 )
 def test_measures_of_a_run(keys: dict[str, Any], expected: float | None) -> None:
     measure = Measure(name="m", **{"scale": 100.0, **keys})
     run = outcome(0.2, None, 0.7, 0.6, target=0.7)
+    more = [
+        {"examples_processed": 10.0 * t, "simulated_seconds": float(t), "train_accuracy": 0.2 / t} for t in (1, 2, 3, 4)
+    ]
+    run = replace(run, rounds=[{**record, **each} for record, each in zip(run.rounds, more, strict=True)])
     assert measure_cell(measure, [run]).value == (None if expected is None else pytest.approx(expected))
 
 

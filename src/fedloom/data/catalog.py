@@ -187,6 +187,8 @@ def _deal(
         data = replace(data, x=first.x, y=first.y, test=first.test)
     if partition == "pachinko" and source.test_tree is not None:
         data = replace(data, client_test=_test_clients(*source.test_tree, seed, options))
+    if partition == "natural" and data.client_test is None and source.test_owners is not None:
+        data = replace(data, client_test=_strangers(source.test_owners))
     return data if source.classes is None else replace(data, classes=source.classes)
 
 
@@ -208,6 +210,13 @@ def _client_test(source: Source) -> list[Ints] | None:
     order = known[np.argsort(place[known], kind="stable")].astype(np.int64)
     sizes = np.bincount(place[known], minlength=len(owners))
     return np.split(order, np.cumsum(sizes)[:-1]) if known.size else None
+
+
+def _strangers(owners: Ints) -> tuple[Tensor, Tensor]:
+    """Clients to test on, none of whom trains: QMNIST's writers."""
+    order = np.argsort(owners, kind="stable").astype(np.int64)
+    sizes = np.unique(owners, return_counts=True)[1]
+    return torch.from_numpy(order), torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
 
 
 def _parts(

@@ -162,14 +162,14 @@ def qmnist(
 
     `task="autoencoder"`: 784 numbers on a background of 0, which are their own target, as `emnist` has them.
 
-    The writers of the 10,000 test pictures are others than the 539 of the training pictures, so that no client has test
-    rows of its own.
+    The writers of the 10,000 test pictures are others than the 539 of the training pictures: no client has test rows of
+    its own, and those 297 are clients to test on.
     """
     if task not in ("digits", "autoencoder"):
         raise choose("load('qmnist'), task", task, ["digits", "autoencoder"])
     layout, found = locate("qmnist", folder)
-    arrays = decode("qmnist", layout, found, lambda: _read_qmnist(found), {}, verify)
-    source = _pictures("qmnist", arrays, pixels, owners=arrays["writers"])
+    arrays = decode("qmnist", layout, found, lambda: _read_qmnist(found), {"writers": "both"}, verify)
+    source = _pictures("qmnist", arrays, pixels, owners=arrays["train_writers"], test_owners=arrays["test_writers"])
     if task == "digits":
         return source
     x, x_test = source.x.flatten(1), source.test[0].flatten(1)
@@ -188,8 +188,7 @@ def _read_qmnist(found: Found) -> Arrays:
         if wrong.size:
             row = int(wrong[0])
             raise damaged(path, f"class {digits[row]}, as MNIST has it, in row {row}", table[row, 0], 12 + 32 * row)
-        if split == "train":
-            arrays["writers"] = table[: len(digits), 2].astype(np.int32)
+        arrays[f"{split}_writers"] = table[: len(digits), 2].astype(np.int32)
     return arrays
 
 

@@ -11,6 +11,9 @@ from typing import Any
 
 from fedloom.experiments.study_sections import Measure
 
+PER_ROUND = ("simulated_seconds", "seconds")
+"""What is recorded round by round and meant as a sum."""
+
 Records = Sequence[Mapping[str, Any]]
 """One run's rounds, as `metrics.jsonl` holds them."""
 
@@ -73,14 +76,17 @@ def measure_cell(measure: Measure, outcomes: Sequence[Outcome]) -> Measured:
         alive = outcome.diverged is None or measure.kind in _OUTLIVE
         value = take(measure, outcome) if alive else None
         values.append(None if value is None else value if counts else measure.scale * value)
+    diverged = sum(outcome.diverged is not None for outcome in outcomes)
+    if measure.kind == "total_to":
+        return Measured(tuple(values), diverged=diverged, never=sum(value is None for value in values))
     if measure.kind != "rounds_to":
-        return Measured(tuple(values), diverged=sum(outcome.diverged is not None for outcome in outcomes))
+        return Measured(tuple(values), diverged=diverged)
     reached = [max((value for _, value in series(measure, outcome)), default=None) for outcome in outcomes]
     most = [value for value in reached if value is not None]
     return Measured(
         tuple(values),
         best=measure.scale * statistics.fmean(most) if most else None,
-        diverged=sum(outcome.diverged is not None for outcome in outcomes),
+        diverged=diverged,
         never=sum(value is None for value in values),
     )
 
@@ -170,8 +176,15 @@ def _drop(measure: Measure, outcome: Outcome) -> float | None:
 
 
 def _total(measure: Measure, outcome: Outcome) -> float | None:
-    points = series(measure, outcome)
-    return points[-1][1] if points else None
+    values = [value for _, value in series(measure, outcome)]
+    if not values:
+        return None
+    return math.fsum(values) if measure.metric in PER_ROUND else values[-1]
+
+
+def _total_to(measure: Measure, outcome: Outcome) -> float | None:
+    reached = _rounds_to(measure.model_copy(update={"metric": "test_accuracy"}), outcome)
+    return None if reached is None else _total(measure.model_copy(update={"until": int(reached)}), outcome)
 
 
 def _catastrophic(measure: Measure, outcome: Outcome) -> float | None:
@@ -179,7 +192,8 @@ def _catastrophic(measure: Measure, outcome: Outcome) -> float | None:
 
     if outcome.diverged is not None:
         return 1.0
-    return float(History(rounds=[dict(record) for record in outcome.rounds]).catastrophic(measure.metric))
+    history = History(rounds=[dict(record) for record in outcome.rounds])
+    return float(history.catastrophic(measure.metric, measure.chance))
 
 
 def _correlation(measure: Measure, outcome: Outcome) -> float | None:
@@ -205,6 +219,7 @@ KINDS: dict[str, Callable[[Measure, Outcome], float | None]] = {
     "rounds_to": _rounds_to,
     "drop": _drop,
     "total": _total,
+    "total_to": _total_to,
     "catastrophic": _catastrophic,
     "chosen": _curve,  # no run can tell: results.py does
     "correlation": _correlation,
@@ -212,5 +227,5 @@ KINDS: dict[str, Callable[[Measure, Outcome], float | None]] = {
 }
 _COUNTS = ("rounds_to", "highest_at", "lowest_at")
 """Kinds that come to a round, which `scale` leaves alone."""
-_OUTLIVE = ("rounds_to", "catastrophic", "at")
+_OUTLIVE = ("rounds_to", "total_to", "catastrophic", "at")
 """Kinds that mean something in a run that diverged later."""

@@ -101,6 +101,9 @@ class Study(Section):
     rows: list[FactRow] = Field(default_factory=list)
     experiment: Settings = Field(default_factory=dict)
     axes: list[Axis] = Field(default_factory=list)
+    only: Annotated[dict[str, Names], Expected("a table of axes, each with a list of values")] = Field(
+        default_factory=dict
+    )
     where: list[Where] = Field(default_factory=list)
     measures: list[Measure] = Field(default_factory=list)
     table: TableSection = Field(default_factory=TableSection)
@@ -136,6 +139,11 @@ class Study(Section):
     def shown(self) -> list[Axis]:
         """The axes that tables, claims and published numbers have."""
         return [axis for axis in self.axes if not axis.best]
+
+    @property
+    def fixed(self) -> Cell:
+        """The axes of which `only` leaves one value, which need not be told in every row."""
+        return {axis: values[0] for axis, values in self.only.items() if len(values) == 1}
 
     @property
     def counted(self) -> list[Measure]:
@@ -213,8 +221,8 @@ def is_study(table: Mapping[str, Any]) -> bool:
 def read_study(source: Path | Traversable | str, overrides: Iterable[str] = (), scale: str | None = None) -> Study:
     """A study from a file, or from TOML text; `overrides` are `rounds=5`, or `experiment.rounds=5`, for every cell."""
     name, text = ("", source) if isinstance(source, str) else (source.name, schema.text_of(source))
-    table = schema.parse(name, text)
     where = f"{name}: " if name else ""
+    table = _like(where, schema.parse(name, text))
     given = dict(_setting(override) for override in overrides)
     if given:
         table["overrides"] = {**table.get("overrides", {}), **given}
@@ -238,6 +246,47 @@ def _setting(override: str) -> tuple[str, Any]:
     return key, schema.value_of(value.strip())
 
 
+# A study like another -------------------------------------------------------------------------------------------------
+
+TAKEN = ("partition_per_seed", "experiment", "axes", "only", "where", "measures", "table", "figure", "scales")
+"""What a study has from the one that it is like. Its claims, conflicts and notes are its own."""
+
+
+def _like(where: str, table: dict[str, Any]) -> dict[str, Any]:
+    """The file's table with what it leaves out taken from the study that `like` names."""
+    if "like" not in table:
+        return table
+    from fedloom.experiments.registry import find_study  # which reads studies
+
+    own = {key: value for key, value in table.items() if key != "like"}
+    try:
+        file = find_study(str(table["like"]))
+    except FedloomError as error:
+        raise FedloomError(f"{where}like: {error}") from None
+    if file.name == f"{own.get('id')}.toml":
+        raise FedloomError(f"{where}like: expected another study, got the study itself")
+    other = _like(f"{file.name}: ", schema.parse(file.name, schema.text_of(file)))
+    return {key: other[key] for key in TAKEN if key in other} | {
+        key: _joined(key, other[key], value) if key in TAKEN and key in other else value for key, value in own.items()
+    }
+
+
+def _joined(key: str, other: Any, own: Any) -> Any:
+    """Tables are joined key by key, and a scale that says nothing of itself; axes by name; [[where]] follows."""
+    if key in ("experiment", "only") and isinstance(own, dict):
+        return other | own
+    if key == "scales" and isinstance(own, dict):
+        changed = {name: scale for name, scale in own.items() if isinstance(scale, dict) and "says" not in scale}
+        return other | own | {name: other.get(name, {}) | scale for name, scale in changed.items()}
+    if key == "where" and isinstance(own, list):
+        return other + own
+    if key == "axes" and isinstance(own, list):
+        mine = {axis.get("name"): axis for axis in own if isinstance(axis, dict)}
+        kept = [mine.pop(axis["name"], axis) for axis in other]
+        return kept + list(mine.values())
+    return own
+
+
 # The cells and their runs ---------------------------------------------------------------------------------------------
 
 
@@ -247,7 +296,14 @@ def cells(study: Study) -> Iterator[Cell]:
     kept = scale.only if scale else {}
     skipped = [where.cell for where in [*study.where, *(scale.where if scale else [])] if where.skip]
     names = [axis.name for axis in study.axes]
-    choices = [[value for value in study.values(name) if value in kept.get(name, [value])] for name in names]
+    choices = [
+        [
+            value
+            for value in study.values(name)
+            if value in kept.get(name, [value]) and value in study.only.get(name, [value])
+        ]
+        for name in names
+    ]
     for values in itertools.product(*choices):
         cell = dict(zip(names, values, strict=True))
         if not any(picked(cell, where) for where in skipped):
@@ -345,7 +401,10 @@ def _check_names(study: Study) -> None:
         if study.figure.measure is not None:
             _check_known("figure.measure", [study.figure.measure], study.values(MEASURE))
         if study.figure.kind != "curves":
-            _check_known("figure.x", [study.figure.x], axes)
+            _check_known("figure.x", study.figure.across[:1], axes)
+        elif MEASURE in (*study.figure.panels, *study.figure.lines):
+            raise FedloomError(f"figure: expected metrics beside kind = 'curves', got the axis {MEASURE!r}")
+    _check_chosen(study, "only", dict(study.only))
     for number, where in enumerate(study.where):
         _check_chosen(study, f"where.{number}", where.cell)
     for name, scale in study.scales.items():

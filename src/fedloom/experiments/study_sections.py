@@ -110,6 +110,7 @@ MeasureKind = Literal[
     "rounds_to",
     "drop",
     "total",
+    "total_to",
     "catastrophic",
     "chosen",
     "correlation",
@@ -126,8 +127,10 @@ class Measure(Section):
     highest_at, lowest_at   the round in which it was that
     rounds_to    the first round in which it was at least `target`, the run's own target unless given
     drop         how far it fell from the round before `round` to that round
-    total        its last value, for what is counted up over the run
-    catastrophic 1 where it ever halved from one round to the next, else 0: over seeds, the share of runs that failed
+    total        its last value, for what is counted up over the run, or the sum of a time that each round has
+    total_to     the same at the first round in which test_accuracy was at least `target`, or the run's own target
+    catastrophic 1 where it ever halved from one round to the next, else 0: over seeds, the share of runs that failed;
+                 `chance` is what it must have been above before
     chosen       what a searched axis, which `metric` names, was found at
     correlation  Pearson's, over the rounds, of the metric with the one that `against` names
     curve        nothing for the table: the run is kept whole for the figure
@@ -146,6 +149,7 @@ class Measure(Section):
     until: Count | None = None
     round: Count | None = None
     target: Number | None = None
+    chance: NonNegative = 0.0
     digits: Seed | None = None
     over: dict[str, str] = Field(default_factory=dict)
     where: Annotated[Chosen, Expected("a table of axes, each with a value or a list of values")] = Field(
@@ -270,16 +274,16 @@ class TableSection(Section):
 class FigureSection(Section):
     """The picture: `curves` of a metric against `x`; `lines` or `bars` of a measure against an axis.
 
-    There is a panel for every value of `panels`, and of every metric where there are several, and in it a line or a
-    colour for every value of `lines`. `running` draws the best value so far, or the mean. A metric with a star draws a
-    thin line for each that matches.
+    There is a panel for every value of `panels`, and for every metric and x of curves where there are several, and in
+    it a line or a colour for every value of `lines`. Of `lines` and `bars`, `measure` may be among both. `running`
+    draws the best value so far, or the mean. A metric with a star draws a thin line for each that matches.
     """
 
     kind: Literal["curves", "lines", "bars"]
     metric: Annotated[Text | list[Text], Expected("the name of a metric, or a list of them")] = "test_accuracy"
     running: Literal["highest", "lowest", "mean"] | None = None
     measure: Text | None = None
-    x: Text = "round"
+    x: Annotated[Text | list[Text], Expected("the name of what goes across, or a list of them")] = "round"
     panels: Names = Field(default_factory=list)
     lines: Names = Field(default_factory=list)
     logarithmic: Annotated[bool, Expected("true or false")] = False
@@ -287,6 +291,10 @@ class FigureSection(Section):
     @property
     def metrics(self) -> list[str]:
         return [self.metric] if isinstance(self.metric, str) else self.metric
+
+    @property
+    def across(self) -> list[str]:
+        return [self.x] if isinstance(self.x, str) else self.x
 
 
 class Scale(Section):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from textwrap import fill
 from typing import Any
@@ -17,7 +18,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from fedloom.experiments.measures import Outcome, matching
+from fedloom.experiments.measures import PER_ROUND, Outcome, matching
 from fedloom.experiments.published import Published
 from fedloom.experiments.results import Key, Result, key, without
 from fedloom.experiments.study import Study
@@ -43,13 +44,15 @@ def study_figure(
         return False
     measure = _measure(study, wanted)
     if wanted.kind != "curves":
-        found = [result for result in found if measure is not None and result.measure.name == measure.name]
-        found = [Result(without(result.cell, [MEASURE]), result.measure, result.measured) for result in found]
-    places = [cell for cell, _ in curves]
-    metrics = wanted.metrics if wanted.kind == "curves" else wanted.metrics[:1]
-    panels = [(metric, panel) for metric in metrics for panel in _values(study, wanted.panels, places)]
+        found = _drawn(wanted, measure, found)
+    places = [cell for cell, _ in curves] if wanted.kind == "curves" else [result.cell for result in found]
+    named = wanted.metrics if wanted.kind == "curves" else wanted.metrics[:1]
+    kinds = [(metric, x) for metric in named for x in wanted.across]
+    panels = [(metric, x, panel) for metric, x in kinds for panel in _values(study, wanted.panels, places)]
     if wanted.kind == "curves":  # not all cells are measured alike
-        panels = [place for place in panels if _has_curve(*place, curves)] or panels
+        panels = [place for place in panels if _has_curve(place[0], place[2], curves)] or panels
+    if not panels:
+        return False
     lines = _values(study, _line_axes(study, wanted), places)
     colours = {key(line): _look(index) for index, line in enumerate(lines)}
     across = min(3, len(panels)) if len(panels) != 4 else 2
@@ -60,16 +63,17 @@ def study_figure(
         grid = figure.subplots(down, across, squeeze=False)
         for axes in grid.flat[len(panels) :]:
             axes.set_axis_off()
-        for axes, (metric, panel) in zip(grid.flat, panels, strict=False):
+        for axes, (metric, x, panel) in zip(grid.flat, panels, strict=False):
             axes.set_title(", ".join(panel.values()))
             axes.grid(axis="y", color=FAINT, linewidth=0.8)
             axes.set_axisbelow(True)
             if wanted.kind == "curves":
-                _draw_curves(axes, wanted, metric, panel, lines, colours, curves)
+                _draw_curves(axes, wanted, (metric, x), panel, lines, colours, curves)
             else:
-                assert measure is not None
-                _draw_measure(axes, study, wanted, measure, panel, lines, colours, found, numbers)
-        handles = [_handle(line, colours[key(line)]) for line in lines if line]
+                _draw_measure(axes, study, wanted, panel, lines, colours, found, numbers)
+                axes.set_ylabel("" if measure is None or _by_measure(wanted) else measure.name)
+        told = [(without(line, study.fixed), colours[key(line)]) for line in lines]
+        handles = [_handle(line, look) for line, look in told if line]
         if wanted.kind != "curves" and numbers:
             handles.append(Line2D([], [], color=INK, marker="o", mfc="white", linestyle="none", label="published"))
         title = fill(study.title, int(8.4 * size[0]))
@@ -94,11 +98,23 @@ def _measure(study: Study, wanted: FigureSection) -> Measure | None:
     return next((measure for measure in study.counted if measure.name == name), None)
 
 
+def _by_measure(wanted: FigureSection) -> bool:
+    """Whether panels or lines differ in the measure."""
+    return MEASURE in (*wanted.panels, *wanted.lines)
+
+
+def _drawn(wanted: FigureSection, measure: Measure | None, found: Sequence[Result]) -> list[Result]:
+    """The results that are drawn: those of one measure, without its name; all, where the measure tells them apart."""
+    if _by_measure(wanted):
+        return [replace(result, cell=result.cell | {MEASURE: result.measure.name}) for result in found]
+    mine = [result for result in found if measure is not None and result.measure.name == measure.name]
+    return [replace(result, cell=without(result.cell, [MEASURE])) for result in mine]
+
+
 def _line_axes(study: Study, wanted: FigureSection) -> list[str]:
     """The axes that lines differ in: those named, and every other that the panels and x leave."""
-    taken = {*wanted.panels, *wanted.lines, *([] if wanted.kind == "curves" else [wanted.x]), MEASURE}
-    named = [axis for axis in wanted.lines if axis != MEASURE]
-    return named + [axis.name for axis in study.shown if axis.name not in taken]
+    taken = {*wanted.panels, *wanted.lines, *([] if wanted.kind == "curves" else wanted.across)}
+    return wanted.lines + [axis.name for axis in study.shown if axis.name not in taken]
 
 
 def _values(study: Study, axes: Sequence[str], places: Sequence[Cell]) -> list[Cell]:
@@ -125,13 +141,14 @@ def _abreast(handles: Sequence[Line2D], inches: float) -> int:
 def _draw_curves(
     axes: Axes,
     wanted: FigureSection,
-    metric: str,
+    shown: tuple[str, str],
     panel: Cell,
     lines: Sequence[Cell],
     colours: Mapping[Key, tuple[str, Any]],
     curves: Curves,
 ) -> None:
     """A line is the mean over seeds, its band the smallest to the largest; a run that stopped keeps its last value."""
+    metric, x = shown
     targets: set[float | None] = set()
     for line in lines:
         runs = [each for cell, outcomes in curves if (panel | line).items() <= cell.items() for each in outcomes]
@@ -139,11 +156,11 @@ def _draw_curves(
         colour, dash = colours[key(line)]
         if "*" in metric:
             for name in matching(metric, [record for run in runs for record in run.rounds]):
-                at, values = _aligned(runs, wanted.x, name)
+                at, values = _aligned(runs, x, name)
                 if at.size:
                     axes.plot(at, values.mean(0), color=colour, linewidth=0.8, alpha=0.4)
             continue
-        at, values = _aligned(runs, wanted.x, metric)
+        at, values = _aligned(runs, x, metric)
         if not at.size:
             continue
         values = _running(values, wanted.running)
@@ -152,9 +169,9 @@ def _draw_curves(
         axes.plot(at, values.mean(0), color=colour, linestyle=dash, linewidth=1.8, marker=marker)
     if len(targets) == 1 and (target := targets.pop()) is not None and metric == "test_accuracy":
         axes.axhline(target, color="#888888", linewidth=1, linestyle=(0, (4, 3)))
-    axes.set_xlabel(wanted.x.replace("_", " "))
+    axes.set_xlabel(x.replace("_", " "))
     axes.set_ylabel(metric.replace("_", " "))
-    if wanted.x == "round":
+    if x == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     if wanted.logarithmic:
         axes.set_yscale("log")
@@ -180,10 +197,12 @@ def _aligned(runs: Sequence[Outcome], x: str, metric: str) -> tuple[Floats, Floa
     """Where any run was measured, and the runs' values there: runs x places. Rounds are counted from 1."""
     series: list[dict[float, float]] = []
     for run in runs:
-        points = {}
+        points, summed = {}, 0.0
         for record in run.rounds:
+            summed += float(record.get(x) or 0.0) if x in PER_ROUND else 0.0
             if record.get(metric) is not None and record.get(x) is not None:
-                points[float(record[x]) + (1 if x == "round" else 0)] = float(record[metric])
+                at_x = summed if x in PER_ROUND else float(record[x]) + (1 if x == "round" else 0)
+                points[at_x] = float(record[metric])
         if points:
             series.append(points)
     at = np.array(sorted({place for points in series for place in points}), np.float64)
@@ -195,14 +214,14 @@ def _draw_measure(
     axes: Axes,
     study: Study,
     wanted: FigureSection,
-    measure: Measure,
     panel: Cell,
     lines: Sequence[Cell],
     colours: Mapping[Key, tuple[str, Any]],
     found: Sequence[Result],
     numbers: Mapping[Key, Published],
 ) -> None:
-    names = [value for value in study.values(wanted.x) if any(result.cell.get(wanted.x) == value for result in found)]
+    x = wanted.across[0]
+    names = [value for value in study.values(x) if any(result.cell.get(x) == value for result in found)]
     places = _numeric(names) if wanted.kind == "lines" else None
     at = places or [float(index) for index in range(len(names))]
     by_cell = {key(result.cell): result for result in found}
@@ -212,9 +231,10 @@ def _draw_measure(
         colour, dash = colours[key(line)]
         xs, ys, spreads, printed = [], [], [], []
         for place, name in zip(at, names, strict=True):
-            cell = panel | line | {wanted.x: name}
+            cell = panel | line | {x: name}
             result = by_cell.get(key(cell))
-            number = numbers.get(key(cell)) or numbers.get(key(cell | {MEASURE: measure.name}))
+            full = cell if result is None else cell | {MEASURE: result.measure.name}
+            number = numbers.get(key(cell)) or numbers.get(key(full)) or numbers.get(key(without(cell, [MEASURE])))
             if number is not None and isinstance(number.value, float):
                 printed.append((place + shift, number.value))
             if result is not None and result.measured.value is not None and not result.measured.unreached:
@@ -236,8 +256,7 @@ def _draw_measure(
         axes.set_xscale("symlog", linthresh=least)  # a zero among powers of ten
     if wanted.logarithmic:
         axes.set_yscale("log")
-    axes.set_xlabel(wanted.x)
-    axes.set_ylabel(measure.name)
+    axes.set_xlabel(x)
 
 
 def _numeric(names: Sequence[str]) -> list[float] | None:

@@ -78,7 +78,8 @@ def study_table(study: Study, found: Sequence[Result], numbers: Mapping[Key, Pub
     axes = [axis.name for axis in study.shown] + ([MEASURE] if len(study.counted) > 1 else [])
     across = [axis for axis in study.table.columns if axis in axes]
     down = [axis for axis in study.table.rows if axis in axes and axis not in across]
-    down += [axis for axis in axes if axis not in across and axis not in down]
+    told = {*across, *down, *study.fixed}
+    down += [axis for axis in axes if axis not in told]
     lines = {
         key(result.cell): line(result, numbers.get(key(result.cell)), study.compares(result.cell)) for result in found
     }
@@ -128,7 +129,7 @@ def _table(
         words = [_unless_same(row, before, down[: place + 1]) for place in range(len(down))]
         before = row
         for column in columns:
-            place = key(row | column)
+            place = key(study.fixed | row | column)
             each = lines.get(place, Line("", "", "", ""))
             words.append(each.measured)
             words += [each.published, each.difference] if beside else []
