@@ -90,8 +90,11 @@ def study_table(study: Study, found: Sequence[Result], numbers: Mapping[Key, Pub
 
 def print_table(console: Console, table: Table) -> None:
     """Print a table; where there is no terminal to fit, none of it is cut."""
-    width = console.width if console.is_terminal else max(console.width, _width(console, table))
-    console.print(table, width=width, crop=False)
+    before = console.width
+    if not console.is_terminal:
+        console.width = max(before, _width(console, table))  # print's own `width` never exceeds it
+    console.print(table, crop=False)
+    console.width = before
 
 
 def _width(console: Console, table: Table) -> int:
