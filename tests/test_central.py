@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedloom as fl
-from fedloom import checkpoint
+from fedloom import checkpoint, simulation
 from fedloom.batches import Batching, plan
 from fedloom.experiments import schema
 from fedloom.experiments.runner import run_experiment
 from fedloom.functional import Functional
+from fedloom.ranks import Ranks
 
 SIZES = [20, 9, 31, 5]
 DATA = classification(SIZES)
@@ -190,6 +191,23 @@ def test_the_same_seed_gives_the_same_bits_and_the_state_holds_the_optimizer(tmp
     assert digest(saved[0]["rows"]["0"]) == digest(saved[1]["rows"]["0"])
     count = [leaf for leaf in saved[0]["rows"]["0"].values() if leaf.dtype == torch.int64]
     assert count and int(count[0]) == 4 * 9  # Adam's count of steps goes on
+
+
+def test_a_run_that_was_killed_goes_on_with_its_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = fl.central(0.01, client_optimizer="adam")
+    whole = fl.simulate(linear(), DATA, algorithm, **SHARED)
+
+    def stop(record: dict[str, Any]) -> None:
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulation, "current", lambda device: Ranks(launched=True, device=device))
+    with pytest.raises(KeyboardInterrupt):
+        fl.simulate(linear(), DATA, algorithm, run_dir=tmp_path, callbacks=[stop], **SHARED)
+    monkeypatch.setattr(simulation, "current", lambda device: Ranks(launched=True, restarted=True, device=device))
+    history = fl.simulate(linear(), DATA, algorithm, run_dir=tmp_path, **SHARED)
+    assert digest(history.params) == digest(whole.params)
+    assert [record["round"] for record in history.rounds] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_federations import classification, linear, split
+from small_federations import POINT, classification, linear, quadratics, split
 from torch import Tensor, nn
 
 import fedloom as fl
@@ -144,6 +144,23 @@ def test_divergence_of_client_gradients() -> None:
     assert history.rounds[0]["divergence"] == pytest.approx(float((stacked - mean).norm(dim=1).mean()), rel=1e-9)
     angles = (nn.functional.cosine_similarity(stacked, mean[None], dim=1)).arccos()
     assert [history.rounds[0][f"angle/{client}"] for client in range(3)] == pytest.approx(angles.tolist(), rel=1e-6)
+
+
+def test_spread_of_norms_and_labels_of_the_cohort() -> None:
+    """Yang et al.'s figures 7 and 9."""
+    x, y = torch.eye(4).repeat(2, 1), torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])
+    data = fl.federate(x, y, [[0, 1, 2, 3], [4, 5], [6, 7]])
+    history = fl.simulate(linear(4, 3), data, fl.fedavg(0.5), 1, 3, alignment=True, dtype=torch.float64)
+    assert history.rounds[0]["label_cosine"] == pytest.approx(1.0)  # everybody takes part
+    even = fl.fedavg(0.5, weighting=fl.uniform())
+    record = fl.simulate(linear(4, 3), data, even, 1, 3, alignment=True, dtype=torch.float64).rounds[0]
+    mixed, everybody = np.array([0.75, 0.75, 1.5]) / 3, np.array([3, 2, 3])
+    cosine = mixed @ everybody / np.linalg.norm(mixed) / np.linalg.norm(everybody)
+    assert record["label_cosine"] == pytest.approx(cosine)
+    points = quadratics([[1.0, 0.0], [-1.0, 2.0]], [30, 10])  # updates of squared norms 1 and 5, all times a factor
+    [record] = fl.simulate(POINT, points, fl.fedavg(0.1), 1, 2, batch_size=None, alignment=True).rounds
+    assert record["norm_variation"] == pytest.approx(2 / 3) and "label_cosine" not in record
+    assert "label_cosine" not in fl.simulate(linear(4, 3), data, even, 1, 3, dtype=torch.float64).rounds[0]
 
 
 def test_figures_of_a_history() -> None:

@@ -11,9 +11,11 @@ import torch
 from small_federations import classification, distance
 from test_executors import ALGORITHMS, BatchNormed, Conv, Dense, Recurrent, Words
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fedloom as fl
 from fedloom.algorithm import Algorithm
+from fedloom.executors import program
 from fedloom.executors.program import Programs
 from fedloom.simulation import History
 from fedloom.transforms.base import stateless
@@ -127,3 +129,33 @@ def test_bfloat16_is_for_the_forward_alone() -> None:
     assert 1e-6 < distance(exact, half) < 1e-2
     with pytest.raises(fl.FedloomError, match="precision"):
         run(Dense, fl.fedavg(0.1), precision="half")
+
+
+def test_updates_in_place_leave_the_bits_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    momentum = fl.fedavg(0.1, client_optimizer="momentum")
+    algorithms = [fl.fedavg(0.1), momentum, fl.fedprox(0.1, mu=0.5), fl.scaffold(0.1)]
+    fewer = [run(Dense, algorithm, compile=False) for algorithm in algorithms]
+    found = []
+
+    def keep(traced: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        found.append(traced)
+        return traced
+
+    monkeypatch.setattr(program, "_in_place", keep)
+    for algorithm, history in zip(algorithms, fewer, strict=True):
+        plain = run(Dense, algorithm, compile=False)
+        assert all(torch.equal(leaf, history.params[name]) for name, leaf in plain.params.items())
+    assert len(found) == len(algorithms)
+
+
+def test_a_plain_step_is_in_place() -> None:
+    def step(w: Tensor, x: Tensor, rate: Tensor) -> None:
+        w.copy_(w - torch.bmm(x, w).transpose(1, 2).transpose(1, 2) * rate)
+
+    given = [torch.rand(2, 3, 3), torch.rand(2, 3, 3), torch.rand(2, 1, 1)]
+    expected = given[0] - torch.bmm(given[1], given[0]) * given[2]
+    traced = program._in_place(make_fx(step, tracing_mode="fake")(*given))
+    called = {node.target for node in traced.graph.nodes}
+    assert {torch.ops.aten.sub_.Tensor, torch.ops.aten.mul_.Tensor} <= called
+    traced(*given)
+    assert torch.equal(given[0], expected)

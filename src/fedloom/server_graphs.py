@@ -44,6 +44,7 @@ class ServerGraphs:
     def __init__(self, record: Recorder | None = None) -> None:
         self.record = record or _on_a_gpu()
         self.made: dict[Any, _Recorded] = {}
+        self.rooms: dict[Any, tuple[list[Tensor], Tensor]] = {}  # by shapes: one round after another lies there
         self.seen: set[Any] = set()
         self.recorded: Counter[Algorithm] = Counter()
         self.refused: dict[Algorithm, str] = {}
@@ -71,18 +72,24 @@ class ServerGraphs:
     def _made(self, given: _Given) -> _Recorded | None:
         if self.recorded[given.algorithm] >= _MOST:
             return None
-        places = [leaf.clone() for leaf in given.tensors]
-        numbers = given.numbers.to(given.device, copy=True)
         try:
+            places, numbers = self._room(given)
             recorded = _Recorded(places, numbers, self.record(given.work(), places, numbers))
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # the ordinary way says what is wrong, if anything is
+        except Exception as error:  # the ordinary way needs less memory, and says what is wrong if anything is
             self.refused[given.algorithm] = f"{type(error).__name__}: {error}"
             return None
         self.recorded[given.algorithm] += 1
         self.made[given.kind] = recorded
         return recorded
+
+    def _room(self, given: _Given) -> tuple[list[Tensor], Tensor]:
+        """Places of a round's shapes, which algorithms share: a round is written there just before its replay."""
+        if given.shapes not in self.rooms:
+            self.rooms[given.shapes] = (
+                [leaf.clone() for leaf in given.tensors],
+                given.numbers.to(given.device, copy=True),
+            )
+        return self.rooms[given.shapes]
 
 
 class _Given:
@@ -107,9 +114,9 @@ class _Given:
         self.numbers = known(chunk)
         if self.device.type == "cuda":
             self.numbers = self.numbers.pin_memory()
-        shapes = tuple((leaf.shape, leaf.dtype) for leaf in self.tensors)
+        self.shapes = (self.numbers.shape, *((leaf.shape, leaf.dtype) for leaf in self.tensors))
         names = tuple(tuple(part) for part in (params, state.buffers, sent["updates"], sent["extra"] or (), also))
-        self.kind = (algorithm, rule.needs, state.population, names, tuple(self.fixed), shapes)
+        self.kind = (algorithm, rule.needs, state.population, names, tuple(self.fixed), self.shapes)
 
     def work(self) -> Work:
         """The round's work on tensors in places like these; it holds none of them."""

@@ -80,7 +80,8 @@ def simulate(
     Evaluation is on the `"test"` set, the whole `"train"` set, each of the `"clients"`' own test rows, or the clients
     held out for `"validation"`, every `eval_every` rounds and after the last; by default so rarely that it costs about
     a tenth of the training.
-    `alignment` measures each update against the mean: angles, distances, and the divergence of client gradients.
+    `alignment` measures each update against the mean: angles, distances, and the divergence of client gradients; and,
+    where rows have labels, the cosine between the cohort's and everybody's.
 
     >>> import fedloom as fl
     >>> data = fl.load("digits", partition="iid", clients=10)

@@ -47,7 +47,7 @@ def wandb(**options: Any) -> Sink:
 
     def write(step: int, values: dict[str, float]) -> None:
         assert run is not None
-        run.log(values, step=step)
+        run.log(values, step=step, commit=True)  # with a step given, it would wait for the next one
 
     return _sink(write)
 

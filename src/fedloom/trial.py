@@ -22,6 +22,7 @@ from fedloom.algorithm import After, Algorithm, Intake, Shortcut
 from fedloom.batches import Batching
 from fedloom.callbacks import Callback
 from fedloom.data.federated import FederatedData, take
+from fedloom.data.skew import label_counts
 from fedloom.errors import Diverged, FedloomError
 from fedloom.evaluation import evaluate, evaluate_clients, percentiles
 from fedloom.executors.job import Assignment, Trained
@@ -112,6 +113,8 @@ class Trial:
         self.used, _ = setup.batching.counts(data.sizes)
         whole = setup.algorithm.work.name == "full_gradient"
         self.through = self.used if whole else setup.batching.rows(data.sizes)
+        labelled = setup.alignment and data.classes is not None
+        self.labels = torch.from_numpy(label_counts(data)).double() if labelled else None
         self.pending: deque[Round] = deque()
         self.lost: dict[int, str] = {}
         self.processed = 0.0
@@ -247,11 +250,14 @@ class Trial:
         self.processed += float(round.work[round.reports.mask].sum())
         record = {"round": t, "train_loss": _loss(after, report), **_metrics(after, report, round.counted), **report}
         record |= {"asked": len(round.reports.mask), "examples_processed": self.processed}
+        record["norm_variation"] = _variation(report)
         if round.reports.seconds is not None:
             record["simulated_seconds"] = round.reports.seconds
         if setup.alignment:
             record["divergence"] = _divergence(report, setup.algorithm.client_rates.rate(round.before[1].round))
             record |= _angles(report)
+        if self.labels is not None:
+            record["label_cosine"] = _label_cosine(report, self.labels)
         evaluated = (t + 1) % setup.every == 0 or t + 1 == setup.rounds
         if evaluated:
             record |= self._measure(t, after)
@@ -367,6 +373,23 @@ def _angles(report: Report) -> dict[str, float]:
         report.clients.ids.tolist(), report.clients.angle.tolist(), report.clients.admitted.tolist(), strict=True
     )
     return {f"angle/{client}": angle for client, angle, admitted in rows if admitted}
+
+
+def _variation(report: Report) -> float:
+    """Standard deviation over mean of the admitted clients' squared norms (Yang et al. 2023, figure 7)."""
+    squares = report.clients.norm[report.clients.admitted].double() ** 2
+    mean = float(squares.mean()) if len(squares) else 0.0
+    return float(squares.std(correction=0)) / mean if mean > 0 else math.nan
+
+
+def _label_cosine(report: Report, counts: Tensor) -> float:
+    """Between the labels of the cohort, with their weights in the average, and everybody's (ibid., figure 9)."""
+    weight = report.clients.weight.double()
+    if not float(weight.sum()) > 0:
+        return math.nan
+    rows = counts[report.clients.ids]
+    cohort = weight @ (rows / rows.sum(1, keepdim=True).clamp(min=1))
+    return float(torch.cosine_similarity(cohort, counts.sum(0), dim=0))
 
 
 def _lost(before: dict[int, str], report: Report) -> dict[int, str]:

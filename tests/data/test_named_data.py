@@ -314,6 +314,8 @@ def test_wordpiece(tmp_path: Path) -> None:
     options = {"encode": "wordpiece", "vocabulary": vocabulary, "length": 12}
     x, *_ = tensors(small_load("agnews", tmp_path, **options))
     assert x[0].tolist() == [2, 4, 1, 1, 1, 5, 6, 1, 7, 1, 1, 3]
+    found, *_ = tensors(small_load("agnews", tmp_path, **options | {"vocabulary": "vocab.txt"}))
+    assert torch.equal(found, x)  # in the data folder
     with pytest.raises(FedloomError, match=r"vocabulary: expected BERT's vocab.txt for encode='wordpiece', got None"):
         small_load("agnews", tmp_path, encode="wordpiece")
     vocabulary.write_text("a\n")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 import fedloom as fl
 from fedloom.experiments import build, schema
+from fedloom.experiments.model_sections import Bert
 from fedloom.experiments.schema import Doubling, SystemSection
 
 TEXT = """
@@ -47,3 +51,12 @@ def test_a_model_brings_what_it_learns(model: str, loss: str, metrics: set[str],
     task = build.build_task(experiment.model, data)
     assert task.loss.__name__ == loss and set(task.metrics) == metrics
     assert (task.penalty is not None) == penalised
+
+
+def test_a_model_from_files_may_lie_in_the_data_folder(tmp_path: Path) -> None:
+    data = fl.load("digits", partition="iid", clients=4)
+    (tmp_path / "small-bert").mkdir()
+    spec = Bert(name="bert", source="small-bert")
+    for folder, expected in ((tmp_path, tmp_path / "small-bert"), (tmp_path / "else", Path("small-bert"))):
+        model: Any = build.build_task(spec, data, folder).model
+        assert model.keywords == {"classes": 10, "source": expected}

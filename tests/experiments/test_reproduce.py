@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from fedloom import cli
 from fedloom.data.catalog import Shelf
@@ -18,6 +20,7 @@ from fedloom.experiments import build, reproduce, stacks
 from fedloom.experiments.study import Study, StudyRun, read_study, runs
 from fedloom.experiments.study_report import command
 from fedloom.records import SETTLED
+from fedloom.report.study_table import print_table
 
 TEXT = """
 id = "tiny"
@@ -80,7 +83,9 @@ set = { seeds = [0] }
 """
 FIGURE = '\n[figure]\nkind = "FIGURE"\nx = "X"\npanels = ["epochs"]\n'
 PLAIN = TEXT.replace(FIGURE, "")
-CURVES = TEXT.replace("FIGURE", "curves").replace('x = "X"', "")
+CURVES = TEXT.replace("FIGURE", "curves").replace(
+    'x = "X"', 'metric = ["test_accuracy", "train_loss"]\nrunning = "highest"'
+)
 PUBLISHED = """
 tiny = [
   { cell = { method = "FedAvg", epochs = "1" }, measure = "accuracy", value = 99.0, std = 80.0 },
@@ -96,6 +101,13 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.toml"
     path.write_text(PLAIN)
     return path
+
+
+@pytest.fixture(autouse=True)
+def _not_timed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One test times rounds for its estimate, which takes as long as these studies; the others do not."""
+    if request.function is not test_a_study_is_run_printed_and_left_behind:
+        monkeypatch.setattr(reproduce, "estimate", lambda *pile: 1.0)
 
 
 def ran(study: Study, out: Path, file: Path | None = None) -> tuple[dict[str, Any], str]:
@@ -121,7 +133,7 @@ def test_runs_share_a_stack_where_only_seeds_partitions_rates_and_servers_differ
     prox = CURVES.replace('"algorithm.name" = "fedadp"', '"algorithm.name" = "fedprox", "algorithm.mu" = 1.0')
     assert sizes(read_study(prox)) == [2, 2, 2, 2]  # other work for the clients
     many = read_study(CURVES, [f"seeds={list(range(20))}"])
-    assert sizes(many) == [stacks.MOST, 8, stacks.MOST, 8]
+    assert sizes(many) == [20] * 4  # no more than the most at once, in even parts
 
 
 def test_on_a_cpu_convolutions_run_one_by_one() -> None:
@@ -240,6 +252,18 @@ def test_finished_runs_are_not_run_again(file: Path, tmp_path: Path, monkeypatch
     assert begun == [4, 4, 4] and "estimated" not in said
 
 
+def test_what_is_told_again_keeps_its_origin(file: Path, tmp_path: Path) -> None:
+    """Runs made on one machine are reported on another: device, commit and seconds are those of the training."""
+    study, out = read_study(file), tmp_path / "out"
+    first = reproduce.reproduce(study, out, file, quiet=True)
+    made = json.loads((out / "made.json").read_text()) | {"device": "cuda (a card)", "commit": "0" * 40}
+    (out / "made.json").write_text(json.dumps(made))
+    again = reproduce.reproduce(study, out, file, quiet=True)
+    assert (again["device"], again["commit"]) == ("cuda (a card)", "0" * 40)
+    assert again["seconds"] == first["seconds"] > 0
+    assert again["measured"] == first["measured"]
+
+
 def test_other_settings_in_the_same_folder_are_refused(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     ran(read_study(file, scale="smoke"), out, file)
@@ -273,6 +297,22 @@ def test_a_measure_against_an_axis_is_drawn(kind: str, file: Path, tmp_path: Pat
     assert (tmp_path / "out/figure.png").stat().st_size > 8_000
 
 
+def test_every_tensor_has_its_line(tmp_path: Path) -> None:
+    text = CURVES.replace("client_lr = 0.5 }", "client_lr = 0.5, glad = true }")
+    text = text.replace('["test_accuracy", "train_loss"]\nrunning = "highest"', '["gsi/*", "gsi/none*"]')
+    ran(read_study(text, scale="smoke"), tmp_path / "out")
+    assert (tmp_path / "out/figure.png").stat().st_size > 8_000
+
+
+def test_without_a_terminal_no_table_is_cut() -> None:
+    table = Table("a", box=None)
+    table.add_row(Text("x" * 50, no_wrap=True))
+    told = io.StringIO()
+    console = Console(file=told, width=20, force_terminal=False)
+    print_table(console, table)
+    assert "x" * 50 in told.getvalue() and console.width == 20
+
+
 def test_facts_stand_beside_the_papers(tmp_path: Path) -> None:
     text = """
 id = "sizes"
@@ -286,14 +326,25 @@ rows = [{ row = "regression", model = { name = "logistic", inputs = 784, classes
     (tmp_path / "published.toml").write_text(
         'sizes = [{ cell = { row = "regression", column = "parameters" }, value = 7850 }]'
     )
-    report, said = ran(read_study(file), tmp_path / "out", file)
-    assert "7,850" in said and report["published"][0]["matched"] is True
+    report, said = ran(read_study(file, scale="smoke"), tmp_path / "out", file)
+    assert "7,850" in said and "runs" not in said.split("results:")[0]
+    assert report["published"][0]["matched"] is True
     counts = text.replace('"models"', '"data"').replace(
         'model = { name = "logistic", inputs = 784, classes = 10 }',
         'data = { name = "digits", partition = "iid", clients = 7 }',
     )
     report, _ = ran(read_study(counts), tmp_path / "counts")
-    assert [each["value"] for each in report["measured"]] == [7.0, 1438.0, None, 359.0]
+    assert [each["value"] for each in report["measured"]] == [7.0, 1438.0, None, 359.0, 10.0]
+    setting = '{ row = "B", column = "B", study = "fedadp-table1", key = "batch_size" }'
+    mixed = counts.replace("rows = [", f"rows = [{setting}, ")
+    report, _ = ran(read_study(mixed), tmp_path / "mixed")
+    assert [each["value"] for each in report["measured"][:2]] == [32.0, 7.0]
+    printed = text.replace('"models"', '"none"').replace(
+        'model = { name = "logistic", inputs = 784, classes = 10 }', 'column = "parameters"'
+    )
+    file.write_text(printed)
+    report, said = ran(read_study(file), tmp_path / "printed", file)
+    assert "7,850" in said and report["published"][0]["matched"] is None
     rates = text.replace('"models"', '"hyperparameters"').replace(
         'model = { name = "logistic", inputs = 784, classes = 10 }',
         'column = "B", study = "fedadp-table1", key = "batch_size"',

@@ -90,6 +90,12 @@ def edited(*changes: tuple[str, str]) -> str:
         ("[experiment]", "[experimant]", "got 'experimant': did you mean 'experiment'?"),
         ('kind = "rounds_to"', 'kind = "round_to"', "did you mean 'rounds_to'?"),
         ('kind = "rounds_to"', 'kind = "at"', "measures.0.round: expected a round, counted from 1, for kind = 'at'"),
+        (
+            'kind = "rounds_to"',
+            'kind = "final"\nmetric = "gsi/*"',
+            "measures.0.across: expected a value beside a metric",
+        ),
+        ('kind = "rounds_to"', 'kind = "correlation"', "measures.0.against: expected another metric"),
         ('kind = "less"', 'kind = "above"', "claims.0.number: expected a value for kind = 'above'"),
         (
             'first = "FedAdp"',
@@ -175,6 +181,9 @@ def test_fewer_seeds_are_compared_and_fewer_rounds_are_not() -> None:
     assert read_study(TEXT, ["device=cpu", "seeds=[3]"]).compared
     assert not read_study(TEXT, ["experiment.rounds=2"]).compared
     assert not read_study(edited(('title = "A', 'stand_in = "digits"\ntitle = "A'))).compared
+    small = read_study(edited(('says = "one seed"', 'says = "one seed"\nstand_in = "digits"')))
+    assert [small.at(scale).compared for scale in ("full", "short")] == [True, False]
+    assert [small.at(scale).standing_in for scale in ("full", "short")] == [None, "digits"]
 
 
 def test_a_stand_in_at_a_scale_or_in_a_cell_is_not_compared() -> None:
@@ -218,6 +227,27 @@ def test_measures_of_a_run(keys: dict[str, Any], expected: float | None) -> None
     measure = Measure(name="m", **{"scale": 100.0, **keys})
     run = outcome(0.2, None, 0.7, 0.6, target=0.7)
     assert measure_cell(measure, [run]).value == (None if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"kind": "final", "across": "mean"}, 2.5),
+        ({"kind": "best", "across": "highest"}, 4.0),
+        ({"kind": "at", "round": 2, "across": "lowest"}, 2.0),
+        ({"kind": "final", "across": "deviation", "last": 1}, 1.0),
+        ({"kind": "correlation", "metric": "gsi", "against": "test_accuracy"}, -1.0),
+        ({"kind": "correlation", "metric": "test_accuracy", "against": "other"}, None),
+    ],
+)
+def test_measures_of_several_metrics(keys: dict[str, Any], expected: float | None) -> None:
+    rounds = [
+        {"round": 0, "gsi": 2.0, "gsi/a": 1.0, "gsi/b": 3.0, "test_accuracy": 0.5},
+        {"round": 1, "gsi": 3.0, "gsi/a": 2.0, "gsi/b": 4.0, "test_accuracy": 0.3, "other": 1.0},
+        {"round": 2, "gsi": 4.0, "gsi/a": None, "test_accuracy": None},
+    ]
+    value = measure_cell(Measure(name="m", **{"metric": "gsi/*", **keys}), [Outcome(rounds)]).value
+    assert value == (None if expected is None else pytest.approx(expected))
 
 
 def test_seeds_have_a_mean_and_a_sample_deviation() -> None:
@@ -348,6 +378,7 @@ def test_an_unreached_target_is_slower_than_any_and_two_of_them_say_nothing() ->
         ("rounds_to", Measured((None,), best=94.0, never=1), Published(best=94.48), True),
         ("rounds_to", Measured((None,), best=90.0, never=1), Published(best=94.48), False),
         ("rounds_to", Measured((200.0,), best=95.0), Published(best=94.48), False),
+        ("rounds_to", Measured((200.0, None, None), best=94.0, never=2), Published(best=94.48), True),
         ("final", Measured((80.0, None), diverged=1), Published(value=80.0), False),
     ],
 )

@@ -32,6 +32,12 @@ def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
     return Path(given) if given else user_cache()
 
 
+def named_place(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> Path:
+    """A file or folder that somebody names: as it stands or, where there is nothing, within the data folder."""
+    there = data_folder(folder) / path
+    return there if not Path(path).exists() and there.exists() else Path(path)
+
+
 def cache_folder() -> Path:
     """Where decoded copies are kept: $FEDLOOM_CACHE, else a folder in the user's cache."""
     given = os.environ.get("FEDLOOM_CACHE")

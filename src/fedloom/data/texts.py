@@ -14,7 +14,7 @@ import torch
 from fedloom.data import tokens, wordpiece
 from fedloom.data.corpora import read_csv, read_newsgroups
 from fedloom.data.decoded import Arrays, decode, digests
-from fedloom.data.places import Found, locate
+from fedloom.data.places import Found, locate, named_place
 from fedloom.data.source import Source
 from fedloom.errors import FedloomError, choose
 
@@ -30,7 +30,7 @@ def agnews(folder: Folder = None, verify: bool = True, layout: str | None = None
     layout, found = locate("agnews", folder, layout)
     train = next(paths[0] for path, paths in found.items() if "train" in path)
     splits = {"train": train, "test": found["AGNews/test.csv"][0]}
-    return _source("agnews", layout, found, lambda split: read_csv(splits[split], len(NEWS)), words, verify)
+    return _source("agnews", layout, found, lambda split: read_csv(splits[split], len(NEWS)), words, verify, folder)
 
 
 def newsgroups(folder: Folder = None, verify: bool = True, layout: str | None = None, **words: Any) -> Source:
@@ -43,11 +43,13 @@ def newsgroups(folder: Folder = None, verify: bool = True, layout: str | None = 
             read.update(read_newsgroups(next(iter(found.values()))[0]))
         return read[split][0], read[split][1]
 
-    return _source("20newsgroups", layout, found, texts, words, verify)
+    return _source("20newsgroups", layout, found, texts, words, verify, folder)
 
 
-def _source(name: str, layout: str, found: Found, texts: Any, words: dict[str, Any], verify: bool) -> Source:
-    options = _checked(name, **words)
+def _source(
+    name: str, layout: str, found: Found, texts: Any, words: dict[str, Any], verify: bool, folder: Folder
+) -> Source:
+    options = _checked(name, folder, **words)
 
     def read() -> Arrays:
         (train, labels), (test, test_labels) = texts("train"), texts("test")
@@ -72,7 +74,7 @@ def _features(arrays: Arrays, split: str, options: dict[str, Any]) -> Any:
     return torch.from_numpy(bags)
 
 
-def _checked(name: str, **words: Any) -> dict[str, Any]:
+def _checked(name: str, folder: Folder, **words: Any) -> dict[str, Any]:
     """The options with their defaults, each looked at before any file is."""
     defaults = {"encode": "words", "length": 128, "vocabulary": None, "min_count": 5, "stop_words": True}
     options = {**defaults, **words}
@@ -84,10 +86,12 @@ def _checked(name: str, **words: Any) -> dict[str, Any]:
                 f"load({name!r}), {key}: expected a whole number of at least {least}, got {options[key]!r}"
             )
     vocabulary, file = options["vocabulary"], options["encode"] == "wordpiece"
+    if file and isinstance(vocabulary, str | PathLike):
+        vocabulary = options["vocabulary"] = named_place(vocabulary, folder)
     if file and not (isinstance(vocabulary, str | PathLike) and Path(vocabulary).is_file()):
         raise FedloomError(
-            f"load({name!r}), vocabulary: expected BERT's vocab.txt for encode='wordpiece', got {vocabulary!r}: "
-            "name the file"
+            f"load({name!r}), vocabulary: expected BERT's vocab.txt for encode='wordpiece', got "
+            f"{words.get('vocabulary')!r}: name the file, or put it in the data folder"
         )
     if not file and vocabulary is not None and (not isinstance(vocabulary, int) or vocabulary < 1):
         raise FedloomError(f"load({name!r}), vocabulary: expected a number of words of at least 1, got {vocabulary!r}")
@@ -109,7 +113,8 @@ def vectorise(
     "words": the first `length` words as numbers, the most frequent being 1, padded with 0. Stop words, and words that
     the training texts have fewer than `min_count` times, are left out (FedGLAD's BiLSTM), and so are all but the
     `vocabulary` most frequent where that is a number. "bag": the mean of the words' one-hots, over the same vocabulary
-    of at most 10,000 words. "wordpiece": BERT's pieces, `vocabulary` being its vocab.txt.
+    of at most 10,000 words. "wordpiece": BERT's pieces, `vocabulary` being its vocab.txt, a path
+    that may begin in the data folder.
     """
     splits = {"train": train, "test": test}
     if encode == "wordpiece":

@@ -235,28 +235,54 @@ def _hashes(node: torch.fx.Node) -> bool:
     return node.target is torch.ops.aten.mul.Tensor and large
 
 
-_FRESH = (torch.ops.aten.mul.Tensor, torch.ops.aten.add.Tensor, torch.ops.aten.div.Tensor)
+_ATEN = torch.ops.aten
+_FRESH = (_ATEN.mul.Tensor, _ATEN.mul_.Tensor, _ATEN.add.Tensor, _ATEN.div.Tensor)
+_PRODUCTS = (_ATEN.bmm.default, _ATEN.mm.default)
+_VIEWS = (_ATEN.transpose.int, _ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.t.default, _ATEN.permute.default)
 
 
 def _in_place(traced: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """`place.copy_(place - step)` at the end of the program becomes `place -= step`: the same bits, one pass less."""
-    graph, aten = traced.graph, torch.ops.aten
+    """The same bits with fewer passes over memory: a gradient is scaled, and a place updated, where it lies."""
+    graph = traced.graph
     for node in list(graph.nodes):
-        if node.target is not aten.copy_.default:
-            continue
-        place, value = node.args
-        if place.op != "placeholder" or value.target is not aten.sub.Tensor or len(value.users) != 1:
-            continue
-        before, step = value.args[:2]
-        # a step that is a result of its own shares no memory with any place
-        if before is not place or value.kwargs or getattr(step, "target", None) not in _FRESH:
-            continue
-        if step.meta["val"].dtype != place.meta["val"].dtype or step.meta["val"].shape != place.meta["val"].shape:
-            continue
-        with graph.inserting_before(node):
-            graph.call_function(aten.sub_.Tensor, (place, step))
-        graph.erase_node(node)
-        graph.erase_node(value)
+        if node.target is _ATEN.mul.Tensor and _own_product(node.args[0]) and _alike(node, node.args[0]):
+            node.target = _ATEN.mul_.Tensor
+        elif node.target is _ATEN.copy_.default:
+            _update(graph, node)
     graph.eliminate_dead_code()
     traced.recompile()
     return traced
+
+
+def _update(graph: torch.fx.Graph, copy: torch.fx.Node) -> None:
+    """`place.copy_(place - step)` at the end of a program becomes `place -= step`."""
+    place, value = copy.args
+    assert isinstance(place, torch.fx.Node) and isinstance(value, torch.fx.Node)
+    if place.op != "placeholder" or value.target is not _ATEN.sub.Tensor or len(value.users) != 1 or value.kwargs:
+        return
+    before, step = value.args[:2]
+    # a step that is a result of its own shares no memory with any place
+    if before is not place or not isinstance(step, torch.fx.Node) or step.target not in _FRESH:
+        return
+    if not _alike(step, place):
+        return
+    with graph.inserting_before(copy):
+        graph.call_function(_ATEN.sub_.Tensor, (place, step))
+    graph.erase_node(copy)
+    graph.erase_node(value)
+
+
+def _own_product(node: Any) -> bool:
+    """Whether it is a matrix product, seen through views or not, that nobody else reads."""
+    while isinstance(node, torch.fx.Node) and len(node.users) == 1:
+        if node.target in _PRODUCTS:
+            return True
+        if node.target not in _VIEWS:
+            return False
+        node = node.args[0]
+    return False
+
+
+def _alike(one: torch.fx.Node, other: torch.fx.Node) -> bool:
+    a, b = one.meta["val"], other.meta["val"]
+    return bool(a.shape == b.shape and a.dtype == b.dtype)

@@ -18,6 +18,7 @@ from fedloom.algorithm import Algorithm, replace
 from fedloom.data import catalog
 from fedloom.data.federated import FederatedData
 from fedloom.data.holdout import hold_out
+from fedloom.data.places import named_place
 from fedloom.data.skew import label_counts
 from fedloom.errors import FedloomError, choose
 from fedloom.experiments.algorithm_sections import AlgorithmSection, TorchServer
@@ -74,11 +75,14 @@ def build_federation(
     return data if experiment.validation is None else hold_out(data, experiment.validation, experiment.data.seed)
 
 
-def build_task(spec: ModelSection, data: FederatedData) -> Task:
-    """The model, with as many inputs and classes as the data have."""
+def build_task(spec: ModelSection, data: FederatedData, folder: Path | None = None) -> Task:
+    """The model, with as many inputs and classes as the data have; one from files may lie in the data's `folder`."""
     entry = MODELS[spec.name]
     sizes = {size: _SIZES[size](spec.name, data) for size in entry.sizes}
-    model = partial(entry.load(), **sizes, **spec.options())
+    options = spec.options()
+    if isinstance(options.get("source"), str):
+        options["source"] = named_place(options["source"], folder)
+    model = partial(entry.load(), **sizes, **options)
     return Task(model=model, **_MEASURES.get(spec.name, dict)(), penalty=_PENALTIES.get(spec.name))
 
 

@@ -66,9 +66,8 @@ class NotHere(Exception):
 
 def facts(study: Study, data_folder: Path | None = None, shelf: Shelf | None = None) -> list[Fact]:
     """Our side of a table of facts, row after row."""
-    tell = _TELL[study.facts or "none"]
     source = _files(study, data_folder, shelf)
-    return [fact for row in study.rows for fact in tell(row, source)]
+    return [fact for row in study.rows for fact in _TELL[row.kind(study.facts)](row, source)]
 
 
 def partitions(study: Study, data_folder: Path | None = None, shelf: Shelf | None = None) -> dict[str, FederatedData]:
@@ -113,7 +112,7 @@ def _models(row: FactRow, source: Files) -> Iterator[Fact]:
 
 
 def _data(row: FactRow, source: Files) -> Iterator[Fact]:
-    """Clients and examples, for training and for testing, as far as the files are here."""
+    """Clients and examples, for training and for testing, and classes, as far as the files are here."""
     from fedloom.data.federated import count
 
     columns = ("clients", "examples", "test clients", "test examples")
@@ -126,6 +125,8 @@ def _data(row: FactRow, source: Files) -> Iterator[Fact]:
     clients = None if data.client_test is None else data.client_test[1].numel() - 1
     found = (data.population, int(data.sizes.sum()), clients, tested)
     yield from (_fact(row, column, value) for column, value in zip(columns, found, strict=True))
+    if data.classes is not None:
+        yield _fact(row, "classes", data.classes)
 
 
 def _partition(row: FactRow, source: Files) -> Iterator[Fact]:
@@ -175,7 +176,8 @@ def _setting(study: Study, cell: Cell, key: str) -> Any:
 
 
 def _none(row: FactRow, source: Files) -> Iterator[Fact]:
-    yield from ()
+    """Nothing of our own."""
+    yield _fact(row, "", None)
 
 
 def _fact(row: FactRow, column: str, value: Any, why: str = "") -> Fact:

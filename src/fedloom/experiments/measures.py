@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from fedloom.experiments.study_sections import Measure
@@ -53,9 +54,14 @@ class Measured:
         return bool(self.values) and all(value is not None for value in self.values)
 
     @property
+    def unreached(self) -> bool:
+        """Whether most seeds never reached the target."""
+        return self.never > len(self.values) / 2
+
+    @property
     def rank(self) -> float | None:
         """The number that claims compare: a target that most seeds never reached is infinitely far."""
-        return math.inf if self.never > len(self.values) / 2 else self.value
+        return math.inf if self.unreached else self.value
 
 
 def measure_cell(measure: Measure, outcomes: Sequence[Outcome]) -> Measured:
@@ -81,9 +87,35 @@ def measure_cell(measure: Measure, outcomes: Sequence[Outcome]) -> Measured:
 
 def series(measure: Measure, outcome: Outcome) -> list[tuple[int, float]]:
     """(round, value) wherever the metric was measured; rounds are counted from 1."""
-    found = [(int(record["round"]) + 1, record.get(measure.metric)) for record in outcome.rounds]
+    found = [(int(record["round"]) + 1, _value(measure, record)) for record in outcome.rounds]
     until = measure.until or math.inf
     return [(round, float(value)) for round, value in found if value is not None and round <= until]
+
+
+def matching(pattern: str, records: Records) -> list[str]:
+    """The metrics that a name with a star stands for, in the order in which they come.
+
+    >>> matching("gsi/*", [{"round": 0, "gsi": 1.0, "gsi/w": 1.5, "gsi/b": 1.2}])
+    ['gsi/w', 'gsi/b']
+    """
+    return list(dict.fromkeys(name for record in records for name in record if fnmatchcase(name, pattern)))
+
+
+def _value(measure: Measure, record: Mapping[str, Any]) -> float | None:
+    if measure.across is None:
+        value: float | None = record.get(measure.metric)
+        return value
+    values = [record[name] for name in matching(measure.metric, [record])]
+    values = [value for value in values if value is not None]
+    return ACROSS[measure.across](values) if values else None
+
+
+ACROSS: dict[str, Callable[[Sequence[float]], float]] = {
+    "mean": statistics.fmean,
+    "lowest": min,
+    "highest": max,
+    "deviation": statistics.pstdev,
+}
 
 
 def over(measured: Measured, base: Measured) -> Measured:
@@ -150,6 +182,15 @@ def _catastrophic(measure: Measure, outcome: Outcome) -> float | None:
     return float(History(rounds=[dict(record) for record in outcome.rounds]).catastrophic(measure.metric))
 
 
+def _correlation(measure: Measure, outcome: Outcome) -> float | None:
+    """None where one of the two never changes."""
+    other = {int(record["round"]) + 1: record.get(str(measure.against)) for record in outcome.rounds}
+    pairs = [(value, there) for round, value in series(measure, outcome) if (there := other.get(round)) is not None]
+    if len(pairs) < 2 or any(len(set(column)) < 2 for column in zip(*pairs, strict=True)):
+        return None
+    return statistics.correlation(*zip(*pairs, strict=True))
+
+
 def _curve(measure: Measure, outcome: Outcome) -> float | None:
     return None
 
@@ -166,6 +207,7 @@ KINDS: dict[str, Callable[[Measure, Outcome], float | None]] = {
     "total": _total,
     "catastrophic": _catastrophic,
     "chosen": _curve,  # no run can tell: results.py does
+    "correlation": _correlation,
     "curve": _curve,
 }
 _COUNTS = ("rounds_to", "highest_at", "lowest_at")

@@ -115,15 +115,15 @@ def matched(measure: Measure, measured: Measured, number: Published) -> bool | N
     """Whether a measured number matches the published one; None where nothing can be said.
 
     Within twice the published spread, or the measure's margin (1.5 points, for a percentage), whichever is more; rounds
-    to a target within 15 percent. A target that was never reached matches one that was not, if the best value does.
+    to a target within 15 percent. A target that most seeds did not reach matches one that the paper did not, if the
+    best value does.
     """
     if isinstance(number.value, str) or measured.diverged:
         return False if measured.diverged else None
     if number.value is None:
         if number.best is None:
             return None
-        never = measured.value is None
-        return never and measured.best is not None and abs(measured.best - number.best) <= 1.5
+        return measured.unreached and measured.best is not None and abs(measured.best - number.best) <= 1.5
     if not measured.complete or measured.value is None:
         return False
     away = abs(measured.value - number.value)

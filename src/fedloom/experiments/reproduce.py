@@ -18,20 +18,21 @@ from rich.console import Console
 from rich.text import Text
 
 from fedloom.errors import FedloomError
+from fedloom.experiments import schema
 from fedloom.experiments.claims import Verdict, decide
 from fedloom.experiments.measures import Outcome
 from fedloom.experiments.published import Published, conflicts, match, matched, published
 from fedloom.experiments.results import Key, Result, kept, key, results
 from fedloom.experiments.runner import rounds_bar
-from fedloom.experiments.study import FULL, Study, StudyRun, runs
-from fedloom.experiments.study_report import beside_published, claims_report, head, report
+from fedloom.experiments.study import FULL, Study, StudyRun, cells, runs
+from fedloom.experiments.study_report import beside_published, claims_report, head, origin, report
 from fedloom.experiments.study_sections import Chosen, picked
 from fedloom.rundir import CONFIG, write_json, write_whole
 
 if TYPE_CHECKING:
     from fedloom.data.catalog import Shelf
 
-RESULTS, FIGURE, CLOCK = "results.json", "figure.png", "clock.json"
+RESULTS, FIGURE, MADE = "results.json", "figure.png", "made.json"
 SOON = 2.0
 """Seconds after which somebody who waits is told how far it is."""
 
@@ -66,7 +67,7 @@ def reproduce(
     _print(study, found, beside, verdicts, console)
     _draw(study, outcomes, found, beside, out, console)
     told = report(study, found, beside, verdicts, outcomes)
-    told["seconds"] = _clock(out, 0.0) or time.perf_counter() - began
+    told |= {"seconds": time.perf_counter() - began} | _made(out)  # where and when it was trained, not where it is told
     write_json(out / RESULTS, told)
     console.print(f"results: {out / RESULTS}", highlight=False, markup=False, soft_wrap=True)
     return told
@@ -94,12 +95,12 @@ def _introduce(study: Study, wanted: Sequence[StudyRun], console: Console) -> No
     say = _say(console)
     say(f"{study.id}: {study.title}", "bold")
     say(study.paper)
-    for words in scale_words(study):
+    for words in scale_words(study) if study.facts is None or study.scale != FULL else ():
         say(words)
-    rounds = sum(run.experiment.rounds for run in wanted)
-    cells = len({key(run.cell) for run in wanted})
     if study.facts is None:
-        say(f"{len(wanted):,} runs in {cells:,} cells, at most {rounds:,} rounds in all")
+        rounds = sum(run.experiment.rounds for run in wanted)
+        count = len({key(run.cell) for run in wanted})
+        say(f"{len(wanted):,} runs in {count:,} cells, at most {rounds:,} rounds in all")
     if study.standing_in is not None:
         say(f"stand-in, not the paper's own: {study.standing_in}")
     for where in study.where if study.standing_in is None else ():
@@ -121,12 +122,22 @@ def scale_words(study: Study) -> list[str]:
     if study.scale == FULL:
         words.append("scale full: as in the paper, as far as it says")
     else:
-        words.append(f"scale {study.scale}: {study.scales[study.scale].says}")
+        scale = study.scales[study.scale]
+        words.append(f"scale {study.scale}: {scale.says}")
+        changes = _pairs(scale.set)
+        if study.facts is None:
+            changes = [f"{len(list(cells(study)))} of {len(list(cells(study.at(FULL))))} cells", *changes]
+        if changes:
+            words.append(f"against the paper: {', '.join(changes)}")
     if study.overrides:
-        words.append("changed by --set: " + ", ".join(f"{name} = {value!r}" for name, value in study.overrides.items()))
+        words.append(f"changed by --set: {', '.join(_pairs(study.overrides))}")
     if not study.compared:
         words.append("not the paper's setting: numbers stand beside the published ones, and none is called a match")
     return words
+
+
+def _pairs(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{name} = {schema.shown(value)}" for name, value in settings.items()]
 
 
 def _say(console: Console) -> Any:
@@ -156,7 +167,7 @@ def _run(study: Study, wanted: Sequence[StudyRun], out: Path, data_folder: Path 
     pile = stacks(missing)
     shelf, name = Shelf(), ""
     total = sum(run.experiment.rounds for run in missing)
-    began = told = time.perf_counter()
+    told = time.perf_counter()
     try:
         with rounds_bar(console, total) as bar:
             task = bar.task_ids[0]
@@ -170,14 +181,14 @@ def _run(study: Study, wanted: Sequence[StudyRun], out: Path, data_folder: Path 
                 shown = "" if accuracy is None else f"  {accuracy:.1%}"
                 bar.update(task, advance=1, description=f"{shorten(run.label, 50)}{shown}")
 
-            through = 0
+            through, began = 0, time.perf_counter()
             for stack in pile:
                 if stack[0].experiment.data.name != name:  # one data set in memory at a time
                     shelf, name = Shelf(), stack[0].experiment.data.name
                     bar.update(task, description=f"loading {name}")
                 started = time.perf_counter()
                 train(stack, out, shelf, data_folder, watch)
-                _clock(out, time.perf_counter() - started)
+                _remember(out, time.perf_counter() - started, stack[0].experiment.device or "cpu")
                 done += len(stack)
                 through += sum(run.experiment.rounds for run in stack)
                 bar.update(task, completed=through)
@@ -229,13 +240,16 @@ def duration(seconds: float) -> str:
     return f"about {seconds / 60:.0f} min" if seconds < 6000 else f"about {seconds / 3600:.1f} h"
 
 
-def _clock(out: Path, seconds: float) -> float:
-    """Add to the time that the study's runs have taken, over all the times it was started."""
-    path = out / CLOCK
-    before = json.loads(path.read_text(encoding="utf-8"))["seconds"] if path.exists() else 0.0
-    if seconds:
-        write_json(path, {"seconds": before + seconds})
-    return float(before + seconds)
+def _made(out: Path) -> dict[str, Any]:
+    """How the study was trained: the seconds of all runs, and by what and where the last of them was."""
+    path = out / MADE
+    made: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return made
+
+
+def _remember(out: Path, seconds: float, device: str) -> None:
+    before = _made(out).get("seconds", 0.0)
+    write_json(out / MADE, {**origin(device), "seconds": before + seconds})
 
 
 # What came of it ------------------------------------------------------------------------------------------------------
@@ -254,10 +268,9 @@ def _print(
         console.print()
         print_table(console, study_table(study, found, beside, console))
     if beside and study.compared:
+        both = [(result, beside[key(result.cell)]) for result in beside_published(found, beside)]
         answers = [
-            matched(result.measure, result.measured, beside[key(result.cell)])
-            for result in beside_published(found, beside)
-            if study.compares(result.cell)
+            matched(result.measure, result.measured, number) for result, number in both if study.compares(result.cell)
         ]
         decided = [answer for answer in answers if answer is not None]
         _say(console)(f"matched: {sum(decided)} of {len(decided)} published numbers")

@@ -94,7 +94,7 @@ def run_experiment(
     if first and not restarted:
         RunDirectory(out).config((runs[0].experiment if len(runs) == 1 else experiment).to_mapping())
     data = build.build_federation(experiment, data_folder)
-    task = build.build_task(experiment.model, data)
+    task = build.build_task(experiment.model, data, data_folder)
     results: list[RunResult] = []
     told: set[str] = set()
 

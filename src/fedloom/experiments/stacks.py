@@ -47,7 +47,8 @@ def stacks(runs: Iterable[StudyRun]) -> list[list[StudyRun]]:
     found: list[list[StudyRun]] = []
     for group in groups.values():
         most = MOST if _stacks_well(group[0].experiment) else 1
-        found += [group[start : start + most] for start in range(0, len(group), most)]
+        size = -(-len(group) // -(-len(group) // most))  # even ones: a short stack takes nearly as long as a full one
+        found += [group[start : start + size] for start in range(0, len(group), size)]
     return sorted(found, key=lambda stack: stack[0].experiment.data.name)
 
 
@@ -80,7 +81,7 @@ def train(
             shutil.rmtree(folder)
         trials.append(_trial(run, shelf, data_folder) | {"callbacks": [_callback(run, watch)], "run_dir": folder})
     with threads(stack[0].experiment.threads):
-        histories = _simulate(stack[0].experiment, trials)
+        histories = _simulate(stack[0].experiment, trials, data_folder)
     for run, history in zip(stack, histories, strict=True):
         if history.diverged is not None:
             _keep_diverged(out / run.slug, run, history, history.diverged)
@@ -98,7 +99,7 @@ def seconds_per_round(run: StudyRun, shelf: Shelf, data_folder: Path | None) -> 
 
     trial = _trial(StudyRun(run.cell, run.seed, run.slug, short, None), shelf, data_folder) | {"callbacks": [enough]}
     with threads(short.threads):
-        _simulate(short, [trial])
+        _simulate(short, [trial], data_folder)
     return sorted(timed)[len(timed) // 2] if timed else 0.0
 
 
@@ -108,11 +109,11 @@ def _trial(run: StudyRun, shelf: Shelf, data_folder: Path | None) -> dict[str, A
     return {"data": data, "algorithm": algorithm, **build.build_options(run.experiment, data)}
 
 
-def _simulate(experiment: Experiment, trials: Sequence[dict[str, Any]]) -> list[History]:
+def _simulate(experiment: Experiment, trials: Sequence[dict[str, Any]], data_folder: Path | None) -> list[History]:
     together = {name: trials[0][name] for name in ("executor", "chunk", "device", "dtype", "compile", "precision")}
     shared = {name: trials[0][name] for name in ("rounds", "epochs", "steps", "batch_size", "drop_last")}
     own = [{name: value for name, value in trial.items() if name not in {*together, *shared}} for trial in trials]
-    task = build.build_task(experiment.model, trials[0]["data"])
+    task = build.build_task(experiment.model, trials[0]["data"], data_folder)
     return simulate_trials(task, trials[0]["data"], own, **together, **shared)
 
 

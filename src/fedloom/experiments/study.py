@@ -120,7 +120,7 @@ class Study(Section):
         elif self.experiment or self.axes:
             raise mistake("none beside an [experiment] or [[axes]]", "facts", self.facts)
         for row in self.rows:
-            for key in FACT_NEEDS[self.facts or "none"]:
+            for key in FACT_NEEDS[row.kind(self.facts)]:
                 if getattr(row, key) is None:
                     raise mistake(f"{key} in every row, for facts = {self.facts!r}", "rows", row.row)
         if FULL in self.scales:

@@ -27,7 +27,7 @@ def report(
 ) -> dict[str, Any]:
     devices = sorted({outcome.device for _, outcome in outcomes})
     return {
-        **head(study, ", ".join(_device_words(device) for device in devices)),
+        **head(study, ", ".join(devices)),
         "runs": len(outcomes),
         "diverged": sum(outcome.diverged is not None for _, outcome in outcomes),
         "measured": [
@@ -71,12 +71,19 @@ def head(study: Study, device: str) -> dict[str, Any]:
         "title": study.title,
         "paper": study.paper,
         "command": command(study),
-        "commit": commit(),
-        "device": device,
+        **origin(device),
         "scale": study.scale,
         "compared": study.compared,
         "stand_in": study.standing_in,
         "conflicts": study.conflicts,
+    }
+
+
+def origin(device: str) -> dict[str, Any]:
+    """By what code, on which device, with which versions."""
+    return {
+        "commit": commit(),
+        "device": ", ".join(_device_words(each) for each in device.split(", ")),
         "versions": {name: version(name) for name in ("fedloom", "torch")} | {"python": platform.python_version()},
     }
 

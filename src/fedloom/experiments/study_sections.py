@@ -112,6 +112,7 @@ MeasureKind = Literal[
     "total",
     "catastrophic",
     "chosen",
+    "correlation",
     "curve",
 ]
 
@@ -128,14 +129,18 @@ class Measure(Section):
     total        its last value, for what is counted up over the run
     catastrophic 1 where it ever halved from one round to the next, else 0: over seeds, the share of runs that failed
     chosen       what a searched axis, which `metric` names, was found at
+    correlation  Pearson's, over the rounds, of the metric with the one that `against` names
     curve        nothing for the table: the run is kept whole for the figure
 
     With `where` only some cells have it. Of one that is `lower` a search keeps the lowest, whatever its axis says.
+    A metric with a star, such as `gsi/*`, stands for all that match; `across` is what is made of them in each round.
     """
 
     name: Text
     kind: MeasureKind
     metric: Text = "test_accuracy"
+    across: Literal["mean", "lowest", "highest", "deviation"] | None = None
+    against: Text | None = None
     scale: Positive = 1.0
     last: Count = 10
     until: Count | None = None
@@ -156,6 +161,14 @@ class Measure(Section):
             raise mistake(f"a round, counted from 1, for kind = {self.kind!r}", "round")
         if self.kind == "drop" and self.round == 1:
             raise mistake("a round that has one before it", "round", 1)
+        return self
+
+    @model_validator(mode="after")
+    def _has_its_metrics(self) -> Self:
+        if ("*" in self.metric) != (self.across is not None):
+            raise mistake("a value beside a metric with a star, and none beside another", "across", self.across)
+        if (self.kind == "correlation") != (self.against is not None):
+            raise mistake("another metric for kind = 'correlation', and none for other kinds", "against", self.against)
         return self
 
     @property
@@ -258,7 +271,8 @@ class FigureSection(Section):
     """The picture: `curves` of a metric against `x`; `lines` or `bars` of a measure against an axis.
 
     There is a panel for every value of `panels`, and of every metric where there are several, and in it a line or a
-    colour for every value of `lines`. `running` draws the best value so far, or the mean.
+    colour for every value of `lines`. `running` draws the best value so far, or the mean. A metric with a star draws a
+    thin line for each that matches.
     """
 
     kind: Literal["curves", "lines", "bars"]
@@ -295,7 +309,8 @@ class FactRow(Section):
 
     `model` is a model's name with its sizes and options, of which `part` counts the tensors whose names match alone;
     `data` a [data] table; `study`, `cell` and `key` name a setting that one of our studies runs with, shown in
-    `column`, its logarithm with `log10`.
+    `column`, its logarithm with `log10`, whatever the other rows are about. Of `facts = "none"` a row has a `column` to
+    show what the paper printed, of which we have nothing.
     """
 
     row: Text
@@ -307,6 +322,10 @@ class FactRow(Section):
     cell: Cell = Field(default_factory=dict)
     key: Text | None = None
     log10: Annotated[bool, Expected("true or false")] = False
+
+    def kind(self, facts: Facts | None) -> Facts:
+        """What it tells, in a study of such facts."""
+        return "hyperparameters" if self.study is not None else facts or "none"
 
 
 Facts = Literal["models", "data", "partition", "hyperparameters", "none"]

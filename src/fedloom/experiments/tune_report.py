@@ -55,8 +55,8 @@ def show(findings: Findings, out: Path, console: Console) -> None:
     for algorithm in findings.algorithms:
         console.print(_title(findings, algorithm), soft_wrap=True)
         console.print(table(findings, algorithm))
-        for edge in findings.edges(algorithm):
-            say(f"{algorithm.label}: the best lies at the edge of the grid, {edge}: widen it there")
+        if at := findings.edges(algorithm):
+            say(f"{algorithm.label}: the best lies at the edge of the grid, {', '.join(at)}: widen it there")
         if (picture := _heat_map(findings, algorithm, out)) is not None:
             say(f"picture: {picture}")
     winners = best_experiments(findings)

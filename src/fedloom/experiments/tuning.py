@@ -210,7 +210,7 @@ class Workshop:
         if kind not in self.loaded:
             check_device(experiment.device)
             data = build_federation(experiment, self.data_folder)
-            self.loaded = {kind: (data, build_task(experiment.model, data))}  # one data set at a time
+            self.loaded = {kind: (data, build_task(experiment.model, data, self.data_folder))}  # one data set at a time
         return self.loaded[kind]
 
     def measured(self, experiment: Experiment) -> set[str]:

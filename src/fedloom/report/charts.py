@@ -15,7 +15,8 @@ from fedloom.report.series import AXES, Series, axes, line, metrics, percentile_
 LEARNING = ("test_accuracy", "test_recall", "test_loss", "train_loss")
 INSIDE = (
     *("trainset_accuracy", "trainset_loss", "train_accuracy", "pseudo_gradient_norm", "mean_update_norm", "cosine"),
-    *("gsi", "glad_ratio", "clip_norm", "unclipped_fraction", "divergence", "refused", "admitted"),
+    *("gsi", "glad_ratio", "clip_norm", "unclipped_fraction", "divergence", "norm_variation", "label_cosine"),
+    *("refused", "admitted"),
 )
 TITLES = {
     "test_accuracy": "Test accuracy",
@@ -33,6 +34,8 @@ TITLES = {
     "clip_norm": "Clipping norm",
     "unclipped_fraction": "Updates left unclipped",
     "divergence": "Distance of the clients' gradients to their mean",
+    "norm_variation": "Spread of the clients' squared norms, over their mean",
+    "label_cosine": "Cosine of the cohort's labels with everybody's",
     "refused": "Clients refused",
     "admitted": "Clients admitted",
     "asked": "Clients asked",

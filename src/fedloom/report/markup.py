@@ -45,26 +45,33 @@ def tag(name: str, inside: str, **attributes: str) -> str:
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[Cell | str]], sortable: bool = False) -> str:
     """A table in a box that scrolls by itself; a sortable one has buttons for headings."""
+    numeric = [any(_is_numeric(cell) for cell in column) for column in zip(*rows, strict=True)]
     heads = [
-        tag("th", tag("button", text(each), type="button") if sortable else text(each), scope="col", **_kind(column))
-        for each, column in zip(headings, zip(*rows, strict=True), strict=True)
+        tag(
+            "th", tag("button", text(each), type="button") if sortable else text(each), scope="col", **_kind("", number)
+        )
+        for each, number in zip(headings, numeric, strict=True)
     ]
-    lines = ["".join(_cell(each, first=not place) for place, each in enumerate(row)) for row in rows]
+    lines = [
+        "".join(_cell(each, first=not place, number=numeric[place]) for place, each in enumerate(row)) for row in rows
+    ]
     body = "\n".join(tag("tr", line) for line in lines)
     inside = f"<thead>{tag('tr', ''.join(heads))}</thead>\n<tbody>{body}</tbody>"
     return tag("div", tag("table", inside, class_="sortable" if sortable else "plain"), class_="scroll", tabindex="0")
 
 
-def _kind(column: Sequence[Cell | str]) -> dict[str, str]:
-    numeric = any(isinstance(cell, Cell) and cell.sort is not None for cell in column)
-    return {"class_": "number"} if numeric else {}
+def _is_numeric(cell: Cell | str) -> bool:
+    return isinstance(cell, Cell) and cell.sort is not None
 
 
-def _cell(cell: Cell | str, first: bool) -> str:
+def _kind(kind: str, number: bool) -> dict[str, str]:
+    told = " ".join(filter(None, (kind, "number" if number else "")))
+    return {"class_": told} if told else {}
+
+
+def _cell(cell: Cell | str, first: bool, number: bool) -> str:
     cell = Cell(cell) if isinstance(cell, str) else cell
-    attributes = {} if cell.sort is None else {"data_sort": repr(cell.sort)}
-    kind = " ".join(filter(None, (cell.kind, "number" if cell.sort is not None else "")))
-    attributes |= {"class_": kind} if kind else {}
+    attributes = _kind(cell.kind, number) | ({} if cell.sort is None else {"data_sort": repr(cell.sort)})
     mark = "" if cell.series is None else swatch(cell.series)
     return tag("th" if first else "td", mark + text(cell.text), **attributes, **({"scope": "row"} if first else {}))
 

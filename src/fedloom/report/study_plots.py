@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
+from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
@@ -16,7 +17,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from fedloom.experiments.measures import Outcome
+from fedloom.experiments.measures import Outcome, matching
 from fedloom.experiments.published import Published
 from fedloom.experiments.results import Key, Result, key, without
 from fedloom.experiments.study import Study
@@ -71,9 +72,14 @@ def study_figure(
         handles = [_handle(line, colours[key(line)]) for line in lines if line]
         if wanted.kind != "curves" and numbers:
             handles.append(Line2D([], [], color=INK, marker="o", mfc="white", linestyle="none", label="published"))
-        figure.suptitle(study.title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
+        title = fill(study.title, int(8.4 * size[0]))
+        figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
         if handles:
-            figure.legend(handles=handles, loc="outside lower left", ncols=min(5, len(handles)), frameon=False)
+            names = ", ".join(_line_axes(study, wanted))
+            across = _abreast(handles, size[0])
+            figure.legend(
+                handles=handles, loc="outside lower left", ncols=across, frameon=False, title=names, alignment="left"
+            )
         figure.savefig(path, format="png")
     return True
 
@@ -110,6 +116,12 @@ def _handle(line: Cell, look: tuple[str, Any]) -> Line2D:
     return Line2D([], [], color=look[0], linestyle=look[1], linewidth=2.2, label=", ".join(line.values()))
 
 
+def _abreast(handles: Sequence[Line2D], inches: float) -> int:
+    """How many names of the legend fit side by side: a letter takes about 0.09 inches, the line before it 0.7."""
+    widest = max(len(str(handle.get_label())) for handle in handles)
+    return max(1, min(len(handles), int(inches / (0.7 + 0.09 * widest))))
+
+
 def _draw_curves(
     axes: Axes,
     wanted: FigureSection,
@@ -124,11 +136,17 @@ def _draw_curves(
     for line in lines:
         runs = [each for cell, outcomes in curves if (panel | line).items() <= cell.items() for each in outcomes]
         targets |= {each.target for each in runs}
+        colour, dash = colours[key(line)]
+        if "*" in metric:
+            for name in matching(metric, [record for run in runs for record in run.rounds]):
+                at, values = _aligned(runs, wanted.x, name)
+                if at.size:
+                    axes.plot(at, values.mean(0), color=colour, linewidth=0.8, alpha=0.4)
+            continue
         at, values = _aligned(runs, wanted.x, metric)
         if not at.size:
             continue
         values = _running(values, wanted.running)
-        colour, dash = colours[key(line)]
         axes.fill_between(at, values.min(0), values.max(0), color=colour, alpha=0.13, linewidth=0)
         marker = "o" if at.size == 1 else None
         axes.plot(at, values.mean(0), color=colour, linestyle=dash, linewidth=1.8, marker=marker)
@@ -199,7 +217,7 @@ def _draw_measure(
             number = numbers.get(key(cell)) or numbers.get(key(cell | {MEASURE: measure.name}))
             if number is not None and isinstance(number.value, float):
                 printed.append((place + shift, number.value))
-            if result is not None and result.measured.value is not None:
+            if result is not None and result.measured.value is not None and not result.measured.unreached:
                 xs.append(place + shift)
                 ys.append(result.measured.value)
                 spreads.append(result.measured.spread or 0.0)
@@ -211,6 +229,7 @@ def _draw_measure(
             axes.plot(*zip(*printed, strict=True), "o", color=colour if wanted.kind == "lines" else INK, mfc="white")
     if places is None:
         axes.set_xticks(at, names)
+        axes.set_xlim(-0.6, len(names) - 0.4)
     elif min(places) > 0 and max(places) / min(places) >= 50:
         axes.set_xscale("log")
     elif min(places) == 0 < max(places) and max(places) / (least := min(place for place in places if place)) >= 50:

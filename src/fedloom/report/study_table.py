@@ -40,10 +40,11 @@ def measured_words(measure: Measure, measured: Measured) -> str:
     """
     seeds = len(measured.values)
     found = sum(value is not None for value in measured.values)
-    if measured.value is None:
-        if measured.diverged:
-            return "diverged" if measured.diverged == seeds else f"{measured.diverged} of {seeds} diverged"
-        return "N/A" if measured.best is None else f"N/A ({measured.best:.2f})"
+    if measured.diverged and (measured.value is None or measured.unreached):
+        return "diverged" if measured.diverged == seeds else f"{measured.diverged} of {seeds} diverged"
+    if measured.value is None or measured.unreached:
+        part = f" in {measured.never} of {seeds}" if found else ""
+        return f"N/A{'' if measured.best is None else f' ({measured.best:.2f})'}{part}"
     digits = max(measure.decimals, 1) if seeds > 1 else measure.decimals
     spread = "" if measured.spread is None else f" ± {measured.spread:.{digits}f}"
     part = "" if found == seeds else f" in {found} of {seeds}"
@@ -65,7 +66,7 @@ def line(result: Result, number: Published | None, compared: bool) -> Line:
     """One cell. Without `compared` nothing is called a match: a stand-in, or a scale that changes what is run."""
     measure, measured = result.measure, result.measured
     difference = mark = ""
-    if number is not None and isinstance(number.value, float) and measured.value is not None:
+    if number is not None and isinstance(number.value, float) and measured.value is not None and not measured.unreached:
         difference = f"{measured.value - number.value:+,.{measure.decimals}f}"
     if number is not None and compared:
         mark = {True: MATCH, False: MISS, None: ""}[matched(measure, measured, number)]
@@ -92,7 +93,7 @@ def print_table(console: Console, table: Table) -> None:
     """Print a table; where there is no terminal to fit, none of it is cut."""
     before = console.width
     if not console.is_terminal:
-        console.width = max(before, _width(console, table))  # print's own `width` never exceeds it
+        console.width = max(before, _width(console, table))
     console.print(table, crop=False)
     console.width = before
 
@@ -111,7 +112,7 @@ def _table(
     chosen = {key(result.cell): result.chosen for result in found if result.chosen}
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     for axis in down:
-        table.add_column(Text(axis), no_wrap=True)
+        table.add_column(Text(axis), overflow="fold")  # where room is short names give way, numbers do not
     for column in columns:
         name = ", ".join(column.values())
         table.add_column(Text(f"{name}\nmeasured".strip()), justify="right", no_wrap=True)

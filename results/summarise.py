@@ -1,0 +1,97 @@
+"""Writes docs/results.md from what lies here: `python results/summarise.py`. What was not run is listed as such."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fedloom.experiments.registry import studies
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "results.md"
+HEAD = """# Measured against published
+
+Every number here was produced by the command above it, and lies with its figure in `results/`. `±` is the standard
+deviation over seeds; a match is what [the page on experiments](experiments.md#when-a-number-matches) says. This page is
+written by `python results/summarise.py`.
+"""
+
+
+def main() -> None:
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(HERE.glob("*/results.json"))]
+    parts = [HEAD, _overview(found), *(_section(each) for each in found), _missing(found)]
+    PAGE.write_text("\n".join(parts), encoding="utf-8")
+    print(f"{PAGE}: {len(found)} of {len(studies())} tables and figures")
+
+
+def _overview(found: list[dict[str, Any]]) -> str:
+    lines = ["| | scale | matched | claims that hold | seconds | device |", "|---|---|---|---|---|---|"]
+    for each in found:
+        decided = [cell["matched"] for cell in each["published"] if cell.get("matched") is not None]
+        claims = [claim["holds"] for claim in each["claims"] if claim["holds"] is not None]
+        counts = f"{sum(decided)} of {len(decided)}", f"{sum(claims)} of {len(claims)}"
+        name = f"[{each['id']}](#{each['id']})"
+        lines.append(f"| {name} | {each['scale']} | {' | '.join(counts)} | {each['seconds']:,.0f} | {each['device']} |")
+    return "\n".join(lines) + "\n"
+
+
+def _section(result: dict[str, Any]) -> str:
+    folder = f"../results/{result['id']}"
+    lines = [f"## {result['id']}", "", f"{result['title']} ({result['paper']}).", "", f"    {result['command']}", ""]
+    lines += [f"{result['device']}, {result['seconds']:,.0f} s, {result['runs']} runs, scale {result['scale']}."]
+    if result.get("stand_in"):
+        lines += ["", f"A stand-in, not the paper's own: {result['stand_in']}."]
+    lines += ["", *_table(result), "", *(f"- {_claim(claim)}" for claim in result["claims"])]
+    notes = HERE / result["id"] / "notes.md"
+    if notes.exists():
+        lines += ["", notes.read_text(encoding="utf-8").strip()]
+    lines += ["", f"![{result['title']}]({folder}/figure.png)", ""]
+    return "\n".join(lines)
+
+
+def _table(result: dict[str, Any]) -> list[str]:
+    published = {_key(cell): cell for cell in result["published"]}
+    axes = list(dict.fromkeys(axis for cell in result["measured"] for axis in cell["cell"]))
+    several = len({cell.get("measure") for cell in result["measured"]}) > 1
+    head = [*axes, *(["measure"] if several else []), "measured", "published", "match"]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for cell in result["measured"]:
+        paper = published.get(_key(cell))
+        match = {True: "yes", False: "no"}.get(paper.get("matched"), "") if paper else ""
+        row = [*(cell["cell"].get(axis, "") for axis in axes), *([cell["measure"]] if several else [])]
+        lines.append(f"| {' | '.join([*row, _shown(cell), _shown(paper) if paper else '', match])} |")
+    return lines
+
+
+def _key(cell: dict[str, Any]) -> str:
+    return json.dumps([cell["cell"], cell.get("measure")], sort_keys=True)
+
+
+def _shown(cell: dict[str, Any]) -> str:
+    """
+    >>> _shown({"value": 41.333, "spread": 12.9}), _shown({"value": None, "best": 94.48})
+    ('41.3 ± 12.9', 'N/A (94.5)')
+    """
+    values = cell.get("values")
+    reached = "" if not values or None not in values else f" in {len(values) - values.count(None)} of {len(values)}"
+    if cell["value"] is None or (values and 2 * values.count(None) > len(values)):
+        return f"N/A ({cell['best']:.1f})" if cell.get("best") is not None else "N/A"
+    spread = cell.get("spread", cell.get("std"))
+    return f"{cell['value']:.1f}" + ("" if spread is None else f" ± {spread:.1f}") + reached
+
+
+def _claim(claim: dict[str, Any]) -> str:
+    verdict = {True: "holds", False: "does not hold", None: "not decided"}[claim["holds"]]
+    counted = f" (in {claim['held']} of {claim['of']} cells)" if claim.get("of") else ""
+    return f"{claim['text']}: {verdict}{counted}"
+
+
+def _missing(found: list[dict[str, Any]]) -> str:
+    done = {each["id"] for each in found}
+    left = [name for name in studies() if name not in done]
+    return "\n".join(["## Not run", "", ", ".join(f"`{name}`" for name in left) + ".", ""])
+
+
+if __name__ == "__main__":
+    main()
