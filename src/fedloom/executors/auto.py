@@ -202,27 +202,32 @@ def _chunk(job: Job, cohort: int, ranks: Ranks) -> int:
 
 
 def client_bytes(job: Job) -> int:
-    """About how much memory a client takes in a stack: parameters, gradients, optimizer, and what backward keeps."""
+    """About how much memory a client takes in a stack: parameters, gradients, optimizer, and what backward keeps.
+
+    What two rows keep is counted, and taken for as many times more as there are rows in a batch.
+    """
     params = job.functional.params
-    own = sum(leaf.numel() * leaf.element_size() for leaf in params.values())
     kept = 0
+    rows = job.batching.batch_size or int(job.data.sizes.max())
+    index = _sample(job, 2)
+    leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
+    own = {leaf.data_ptr() for leaf in leaves.values()}
 
     def count(leaf: Tensor) -> Tensor:
         nonlocal kept
-        kept += leaf.numel() * leaf.element_size()
+        kept += 0 if leaf.data_ptr() in own else leaf.numel() * leaf.element_size()
         return leaf
 
-    index = _sample(job, job.batching.batch_size or int(job.data.sizes.max()))
-    leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
     model = dataclasses.replace(job, functional=dataclasses.replace(job.functional, params=leaves))
     try:
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda leaf: leaf):
+        with random.generator_kept(), torch.autograd.graph.saved_tensors_hooks(count, lambda leaf: leaf):
             _losses(model, take(job.data.x, index), index)
     except (RuntimeError, ValueError, IndexError, TypeError):
         pass  # whatever is wrong is reported where the model is tried in earnest
     state = tree.map_state(lambda leaf: leaf, job.algorithm.client.init(params))
     extra = sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor))
-    return max(1, 5 * own + extra + 2 * kept)  # what a batch keeps, and its gradient
+    batch = kept * rows // max(1, len(index))
+    return max(1, 5 * _param_bytes(job) + extra + 2 * batch)  # what a batch keeps, and its gradient
 
 
 def _sample(job: Job, rows: int) -> Tensor:
