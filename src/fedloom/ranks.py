@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 from dataclasses import dataclass, field
@@ -68,6 +69,7 @@ def current(device: torch.device) -> Ranks:
         store = PrefixStore(f"fedloom/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         backend = "nccl" if device.type == "cuda" else "gloo"
         distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
+        atexit.register(_leave)
     return Ranks(
         distributed.get_rank(),
         distributed.get_world_size(),
@@ -75,6 +77,14 @@ def current(device: torch.device) -> Ranks:
         restarted=launched.restart(),
         device=device,
     )
+
+
+def _leave() -> None:
+    """At the end of the process, before its threads are torn down: a thread of the group's would abort it."""
+    from torch import distributed
+
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def local_device(device: torch.device) -> torch.device:
