@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help quickstart test lint types clean
+.PHONY: help quickstart test slow lint types clean
 
 help:
 	@echo "make quickstart   five algorithms on digits: a table and a picture under runs/"
@@ -22,7 +22,10 @@ quickstart: $(READY)
 	$(BIN)/fedloom run quickstart
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto -m "not slow"
+
+slow: $(READY)
+	$(BIN)/python -m pytest -n auto -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .
