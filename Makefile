@@ -7,7 +7,7 @@ READY := .venv/.ready
 
 help:
 	@echo "make quickstart   five algorithms on digits: a table and a picture under runs/"
-	@echo "make test         all tests"
+	@echo "make test         the tests; make slow: those that take longer"
 	@echo "make lint types   what continuous integration checks beside them"
 	@echo "make clean        remove caches and build products (not .venv, not runs/)"
 
