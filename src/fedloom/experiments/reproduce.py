@@ -25,7 +25,7 @@ from fedloom.experiments.published import Published, conflicts, match, matched, 
 from fedloom.experiments.results import Key, Result, kept, key, results
 from fedloom.experiments.runner import rounds_bar
 from fedloom.experiments.study import FULL, Study, StudyRun, cells, runs
-from fedloom.experiments.study_report import beside_published, claims_report, head, origin, report
+from fedloom.experiments.study_report import beside_published, claims_report, command, head, origin, report
 from fedloom.experiments.study_sections import Chosen, picked
 from fedloom.rundir import CONFIG, write_json, write_whole
 
@@ -188,7 +188,7 @@ def _run(study: Study, wanted: Sequence[StudyRun], out: Path, data_folder: Path 
                     bar.update(task, description=f"loading {name}")
                 started = time.perf_counter()
                 train(stack, out, shelf, data_folder, watch)
-                _remember(out, time.perf_counter() - started, stack[0].experiment.device or "cpu")
+                _remember(study, out, time.perf_counter() - started, stack[0].experiment.device or "cpu")
                 done += len(stack)
                 through += sum(run.experiment.rounds for run in stack)
                 bar.update(task, completed=through)
@@ -247,9 +247,9 @@ def _made(out: Path) -> dict[str, Any]:
     return made
 
 
-def _remember(out: Path, seconds: float, device: str) -> None:
+def _remember(study: Study, out: Path, seconds: float, device: str) -> None:
     before = _made(out).get("seconds", 0.0)
-    write_json(out / MADE, {**origin(device), "seconds": before + seconds})
+    write_json(out / MADE, {"command": command(study), **origin(device), "seconds": before + seconds})
 
 
 # What came of it ------------------------------------------------------------------------------------------------------
