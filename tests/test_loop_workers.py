@@ -183,7 +183,8 @@ def test_the_sum_of_a_round_has_the_same_bits_too() -> None:
         rule = Rule(job.algorithm.upload, job.algorithm.combine)
         aggregation = Aggregation(job.functional.params, state, rule)
         for trained in loop(beside, parts_of(beside, list(range(9)))):
-            aggregation.take(trained.cohort, trained.part.lane)
+            for block in aggregation.admit(trained.cohort):
+                aggregation.add(block, trained.part.lane)
         sums.append(aggregation.finish().gradient)
     for other in sums[1:]:
         assert all(torch.equal(leaf, other[name]) for name, leaf in sums[0].items())

@@ -88,11 +88,6 @@ class Aggregation:
         self.sums = Lanes()  # of g_k / ||g_k||, and of weight_k scale_k g_k where rows are not kept
         self.extra: dict[str, Lanes] = {}
 
-    def take(self, chunk: Cohort, lane: int = 0) -> None:
-        """Gate a chunk's rows, run the upload, add them up; lanes come in ascending order."""
-        for block in self.admit(chunk):
-            self.add(block, lane)
-
     def admit(self, chunk: Cohort) -> list[Cohort]:
         """Gate a chunk's rows: those admitted, ascending in client, in blocks that an upload can work on at once."""
         if not isinstance(chunk, Cohort):
@@ -119,7 +114,10 @@ class Aggregation:
         return [_select(chunk, block) for block in admitted.split(size) if block.numel()]
 
     def add(self, chunk: Cohort, lane: int = 0, numbers: Tensor | None = None) -> None:
-        """A block of admitted rows, ascending in client; `numbers` are the `known` ones, if they are there."""
+        """Run the upload on a block of admitted rows and add them up; lanes come in ascending order.
+
+        `numbers` are the `known` ones, where they are on the device already.
+        """
         given = self._flat(chunk.updates)
         rows, notes = self._upload(given)
         squares = torch.stack([row_sums.squares(part) for part in rows.values()], dim=1)

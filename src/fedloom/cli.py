@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -323,7 +322,9 @@ def doctor(
     \b
     fedloom doctor
     """
-    found = _examined()
+    from fedloom.doctor import examine
+
+    found = examine()
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -411,71 +412,6 @@ def _keywords(fields: dict[str, Any]) -> str:
         has_default = not field.is_required() and field.default is not None
         shown.append(f"{key} = {field.default!r}" if has_default else key)
     return ", ".join(shown)
-
-
-def _examined() -> dict[str, Any]:
-    import platform
-    import shutil
-
-    import torch
-
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    devices = ["cpu"]
-    if accelerator is not None:
-        devices += [f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())]
-    compilers = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
-    return {
-        "fedloom": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "devices": devices,
-        "threads": torch.get_num_threads(),
-        "cores": os.cpu_count() or 1,
-        "memory": _memory(),
-        "compiler": next((path for name in compilers if name and (path := shutil.which(name))), None),
-        "data": os.environ.get("FEDLOOM_DATA", "FEDLOOM_DATA is not set"),
-        "extras": _extras(),
-    }
-
-
-def _memory() -> dict[str, float | None]:
-    """What the machine has, or what a container leaves of it."""
-    gib = 2**30
-    try:
-        page = os.sysconf("SC_PAGE_SIZE")
-        total, free = os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
-    except (AttributeError, ValueError, OSError):  # not every system tells
-        return {"total_gib": None, "available_gib": None}
-    limit, used = (_number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
-    if limit is not None and limit < total:
-        total, free = limit, min(free, limit - (used or 0))
-    return {"total_gib": round(total / gib, 1), "available_gib": round(free / gib, 1)}
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # no such limit, or "max"
-        return None
-
-
-def _extras() -> dict[str, dict[str, Any]]:
-    """The optional extras of the package, what of them is missing, and the line that installs them."""
-    import re
-    from importlib.metadata import PackageNotFoundError, requires, version
-
-    extras: dict[str, dict[str, Any]] = {}
-    for requirement in requires("fedloom") or []:
-        found = re.match(r"([\w.-]+).*extra\s*==\s*['\"]([\w-]+)['\"]", requirement)
-        if found is None:
-            continue
-        package, extra = found.groups()
-        state = extras.setdefault(extra, {"missing": [], "install": f"pip install 'fedloom[{extra}]'"})
-        try:
-            version(package)
-        except PackageNotFoundError:
-            state["missing"].append(package)
-    return extras
 
 
 if __name__ == "__main__":

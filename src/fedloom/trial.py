@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedloom import checkpoint, random, tree
+from fedloom import checkpoint, random, round_numbers, tree
 from fedloom.aggregate import gather_columns
 from fedloom.algorithm import After, Algorithm, Intake, Shortcut
 from fedloom.batches import Batching
@@ -248,16 +248,23 @@ class Trial:
             raise diverged
         self.sampling = setup.sampler.observe(self.sampling, report)
         self.processed += float(round.work[round.reports.mask].sum())
-        record = {"round": t, "train_loss": _loss(after, report), **_metrics(after, report, round.counted), **report}
+        record = {
+            "round": t,
+            "train_loss": round_numbers.loss(after, report),
+            **round_numbers.metrics(after, report, round.counted),
+            **report,
+        }
         record |= {"asked": len(round.reports.mask), "examples_processed": self.processed}
-        record["norm_variation"] = _variation(report)
+        record["norm_variation"] = round_numbers.variation(report)
         if round.reports.seconds is not None:
             record["simulated_seconds"] = round.reports.seconds
         if setup.alignment:
-            record["divergence"] = _divergence(report, setup.algorithm.client_rates.rate(round.before[1].round))
-            record |= _angles(report)
+            record["divergence"] = round_numbers.divergence(
+                report, setup.algorithm.client_rates.rate(round.before[1].round)
+            )
+            record |= round_numbers.angles(report)
         if self.labels is not None:
-            record["label_cosine"] = _label_cosine(report, self.labels)
+            record["label_cosine"] = round_numbers.label_cosine(report, self.labels)
         evaluated = (t + 1) % setup.every == 0 or t + 1 == setup.rounds
         if evaluated:
             record |= self._measure(t, after)
@@ -330,23 +337,6 @@ def _evaluate(setup: Setup, params: Params, buffers: Params) -> dict[str, float]
     return found
 
 
-def _loss(after: After, report: Report) -> float:
-    """The mean training loss of the admitted clients, with their weights in the average."""
-    weight = report.clients.weight
-    if not float(weight.sum()) > 0:
-        return float("nan")
-    return float((torch.where(weight > 0, after.also("loss").double(), 0.0) * weight).sum())
-
-
-def _metrics(after: After, report: Report, names: Iterable[str]) -> dict[str, float]:
-    """What the admitted clients measured on the batches they trained on, all their rows together."""
-    admitted = report.clients.admitted
-    if not bool(admitted.any()):
-        return {}
-    sums = {name: after.also(f"counted/{name}")[admitted].sum(0) for name in names}
-    return {f"train_{name}": float(above / below) for name, (above, below) in sums.items()}
-
-
 def _draw(who: Sampler, key: Tensor, t: int, size: int, examples: Tensor, state: PartState) -> Drawn:
     """The round's cohort: the sampler's draw, or the one that was forced."""
     if t not in who.forced:
@@ -355,41 +345,6 @@ def _draw(who: Sampler, key: Tensor, t: int, size: int, examples: Tensor, state:
     if len(clients) and not 0 <= int(clients[0]) <= int(clients[-1]) < len(examples):
         raise FedloomError(f"round {t}, forced cohort: expected ids in 0..{len(examples) - 1}, got {clients.tolist()}")
     return Drawn(clients)
-
-
-def _divergence(report: Report, rate: float) -> float:
-    """The mean distance of the clients' gradients, -D / eta, to their mean (Wu and Wang 2021, figure 7)."""
-    distance = report.clients.distance
-    if distance is None or not rate:
-        return math.nan
-    return float(distance[report.clients.admitted].mean()) / rate
-
-
-def _angles(report: Report) -> dict[str, float]:
-    """The angle of every admitted client's update to the mean, in radians: `angle/K` for client K."""
-    if report.clients.angle is None:
-        return {}
-    rows = zip(
-        report.clients.ids.tolist(), report.clients.angle.tolist(), report.clients.admitted.tolist(), strict=True
-    )
-    return {f"angle/{client}": angle for client, angle, admitted in rows if admitted}
-
-
-def _variation(report: Report) -> float:
-    """Standard deviation over mean of the admitted clients' squared norms (Yang et al. 2023, figure 7)."""
-    squares = report.clients.norm[report.clients.admitted].double() ** 2
-    mean = float(squares.mean()) if len(squares) else 0.0
-    return float(squares.std(correction=0)) / mean if mean > 0 else math.nan
-
-
-def _label_cosine(report: Report, counts: Tensor) -> float:
-    """Between the labels of the cohort, with their weights in the average, and everybody's (ibid., figure 9)."""
-    weight = report.clients.weight.double()
-    if not float(weight.sum()) > 0:
-        return math.nan
-    rows = counts[report.clients.ids]
-    cohort = weight @ (rows / rows.sum(1, keepdim=True).clamp(min=1))
-    return float(torch.cosine_similarity(cohort, counts.sum(0), dim=0))
 
 
 def _lost(before: dict[int, str], report: Report) -> dict[int, str]:
