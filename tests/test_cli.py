@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,9 @@ def test_divergence_is_exit_code_4_and_the_others_still_run(tiny: str, capsys: p
 def test_an_interrupt_keeps_what_ran_and_says_so(tiny: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedloom.cli", "run", tiny, "--out", "long", "--set", "rounds=1000000"]
     metrics = tmp_path / "long" / "metrics.jsonl"
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+    with subprocess.Popen(command, **pipes, cwd=tmp_path, preexec_fn=hears) as process:
         deadline = time.monotonic() + 60
         while not (metrics.exists() and metrics.stat().st_size > 500) and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -310,11 +310,13 @@ def test_leaving_early_ends_the_threads() -> None:
     del arriving
 
 
-def test_an_interrupt_does_not_wait_for_the_clients() -> None:
+def test_an_interrupt_does_not_wait_for_the_clients(request: pytest.FixtureRequest) -> None:
     """As Ctrl-C does while the loop waits for a client."""
     main = threading.main_thread()
     if threading.current_thread() is not main:
         pytest.skip("signals go to the main thread")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     Slow.started = []
     job = job_of(Slow, workers=2, chunk=9, batching=Batching(epochs=2000, batch_size=6))
     timer = threading.Timer(0.2, lambda: signal.pthread_kill(main.ident or 0, signal.SIGINT))

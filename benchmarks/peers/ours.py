@@ -53,6 +53,8 @@ def main() -> None:
             batch_size=workload.batch,
             seed=SEED,
             device=given.device,
+            precision="high" if workload.dropout else "highest",  # on a GPU
+            compile=None if given.device == "cpu" else True,  # the few rounds of a check would not pay for it
             callbacks=[lambda record: clock.add(record["seconds"])],
         )
         clock.how = f"executor {history.resolved['executor']}"

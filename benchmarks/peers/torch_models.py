@@ -56,7 +56,13 @@ MODELS = {"cnn": CNN, "regression": Regression, "lstm": LSTM}
 
 
 def model(workload: Workload, device: str = "cpu") -> nn.Module:
-    """The workload's model with the initial parameters all peers begin with."""
+    """The workload's model with the initial parameters all peers begin with.
+
+    On a GPU rounds are timed in TensorFloat-32, as ours are, and compared in float32.
+    """
+    timed = workload.dropout
+    torch.set_float32_matmul_precision("high" if timed else "highest")
+    torch.backends.cudnn.allow_tf32 = timed
     module = MODELS[workload.model](workload.dropout)
     module.load_state_dict({name: torch.from_numpy(array) for name, array in workload.initial().items()})
     return module.to(device)

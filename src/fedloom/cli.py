@@ -15,9 +15,12 @@ from fedloom.errors import Damaged, Diverged, FedloomError, choose
 from fedloom.launched import by_torchrun
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from importlib.resources.abc import Traversable
 
     from rich.console import Console
+
+    from fedloom.experiments.study import Study
 
 MISTAKE, DAMAGED, DIVERGED, INTERRUPTED = 2, 3, 4, 130
 
@@ -84,16 +87,16 @@ def run(
     """
     from fedloom.experiments.registry import contents, find
     from fedloom.experiments.schema import read
-    from fedloom.experiments.study import is_study
+    from fedloom.experiments.study import is_study, read_study
 
     overrides = list(settings or [])
     overrides += [f"{key}={value}" for key, value in (("executor", executor), ("device", device)) if value is not None]
     file = find(experiment)
     if is_study(contents(file)):
-        _reproduce(file, None, overrides, out, data, quiet)
+        _reproduce(read_study(file, overrides), file, out, data, quiet)
         return
     wanted = read(file, overrides)
-    _check_data(data)
+    _check_folder("--data", data)
     if out is None and by_torchrun():
         raise FedloomError("--out: expected a folder that all ranks agree on, got none: name one")
     try:
@@ -117,7 +120,14 @@ def reproduce(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Set a key in every cell, such as experiment.rounds=20."),
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="AXIS=VALUE,...", help="Only these cells, such as 'data set=MNIST'."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; runs/ID-SCALE unless given.")] = None,
+    reuse: Annotated[
+        list[Path] | None, typer.Option(metavar="FOLDER", help="Take runs with the same settings from there.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0, mps, ...")] = None,
     data: Annotated[Path | None, typer.Option(help="Where data sets are looked for.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
@@ -130,35 +140,44 @@ def reproduce(
     fedloom reproduce fedadp-table1 --scale smoke
     fedloom reproduce fedadp-table1 --scale short --out runs/table1
     fedloom reproduce fedadp-table1 --device cuda --set 'experiment.seeds=[0]'
+    fedloom reproduce glad-table10 --only 'data set=MNIST' --reuse runs/glad-table1-full
     """
     from fedloom.experiments.registry import find_study
+    from fedloom.experiments.study import read_study
 
     overrides = [*(settings or []), *([f"device={device}"] if device is not None else [])]
-    _reproduce(find_study(study), scale, overrides, out, data, quiet)
+    file = find_study(study)
+    _reproduce(read_study(file, overrides, scale, only or ()), file, out, data, quiet, reuse or ())
 
 
 def _reproduce(
-    file: Path | Traversable, scale: str | None, overrides: list[str], out: Path | None, data: Path | None, quiet: bool
+    wanted: Study,
+    file: Path | Traversable,
+    out: Path | None,
+    data: Path | None,
+    quiet: bool,
+    reuse: Sequence[Path] = (),
 ) -> None:
-    from fedloom.experiments.study import read_study, runs
+    from fedloom.experiments.study import runs
 
-    wanted = read_study(file, overrides, scale)
     if wanted.facts is None:
         runs(wanted)  # a mistake in a cell is told before anything heavy is loaded
-    _check_data(data)
+    _check_folder("--data", data)
+    for folder in reuse:
+        _check_folder("--reuse", folder)
     if by_torchrun():
         raise FedloomError("reproduce: expected a single process, got a rank of several: start it without torchrun")
     try:
         from fedloom.experiments.reproduce import reproduce as run_study
 
-        run_study(wanted, out or Path("runs") / f"{wanted.id}-{wanted.scale}", file, data, quiet)
+        run_study(wanted, out or Path("runs") / f"{wanted.id}-{wanted.scale}", file, data, quiet, reuse=reuse)
     except KeyboardInterrupt as stop:
         _fail(str(stop) or "interrupted before the first round", INTERRUPTED)
 
 
-def _check_data(folder: Path | None) -> None:
+def _check_folder(option: str, folder: Path | None) -> None:
     if folder is not None and not folder.is_dir():
-        raise FedloomError(f"--data: expected a folder, got {str(folder)!r}, which is none")
+        raise FedloomError(f"{option}: expected a folder, got {str(folder)!r}, which is none")
 
 
 @app.command()
@@ -189,7 +208,7 @@ def tune(
     overrides = list(settings or [])
     overrides += [f"{key}={value}" for key, value in (("executor", executor), ("device", device)) if value is not None]
     wanted = read_tune(find(file), overrides)
-    _check_data(data)
+    _check_folder("--data", data)
     if by_torchrun():
         raise FedloomError("tune: expected one process, got several by torchrun: start it without")
     folder = _free(f"{wanted.experiment_table['name']}-tune") if out is None else out

@@ -264,6 +264,53 @@ def test_what_is_told_again_keeps_its_origin(file: Path, tmp_path: Path) -> None
     assert again["measured"] == first["measured"]
 
 
+def test_a_part_of_a_study_is_compared_and_told_as_such(file: Path, tmp_path: Path) -> None:
+    part = read_study(file, scale="smoke", asked=["method=FedAvg", "epochs=1,2"])
+    report, said = ran(part, tmp_path / "out", file)
+    assert "2 runs in 2 cells" in said and "asked for by --only: method FedAvg, epochs 1 or 2" in said
+    assert {each["cell"]["method"] for each in report["measured"]} == {"FedAvg"}
+    assert [each["matched"] for each in report["published"]] == [True]
+    assert report["only"] == {"method": ["FedAvg"], "epochs": ["1", "2"]}
+    assert command(part) == "fedloom reproduce tiny --scale smoke --only method=FedAvg --only epochs=1,2"
+    _, said = ran(read_study(file, scale="smoke"), tmp_path / "out", file)
+    assert "2 of 4 runs are finished and not run again" in said
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("method", "--only: expected AXIS=VALUE"),
+        ("methd=FedAvg", "--only: expected one of epochs, method; got 'methd': did you mean 'method'"),
+        ("method=FedAgv", "--only, 'method': expected one of FedAdp, FedAvg; got 'FedAgv'"),
+        ("measure=rounds", "--only: expected one of epochs, method; got 'measure'"),
+    ],
+)
+def test_a_part_that_is_none_is_refused(asked: str, message: str, file: Path) -> None:
+    with pytest.raises(FedloomError, match=message):
+        read_study(file, asked=[asked])
+
+
+def test_a_part_that_the_scale_has_not_is_refused(file: Path) -> None:
+    file.write_text(PLAIN + 'only = { method = ["FedAvg"] }\n')
+    with pytest.raises(FedloomError, match="--only: expected cells that there are at scale 'smoke', got none"):
+        runs(read_study(file, scale="smoke", asked=["method=FedAdp"]))
+
+
+def test_runs_of_another_study_are_taken_where_the_settings_are_the_same(file: Path, tmp_path: Path) -> None:
+    first, _ = ran(read_study(file, scale="smoke"), tmp_path / "one", file)
+    other = read_study(
+        PLAIN.replace('"tiny"', '"other"', 1).replace("values = [1, 2]", "values = [2, 3]"), scale="smoke"
+    )
+    told = io.StringIO()
+    console = Console(file=told, width=140, force_terminal=False)
+    report = reproduce.reproduce(other, tmp_path / "two", console=console, reuse=[tmp_path / "one"])
+    assert "2 runs taken from" in told.getvalue() and "2 of 4 runs are finished" in told.getvalue()
+    shared = [each for each in first["measured"] if each["cell"]["epochs"] == "2"]
+    assert shared == [each for each in report["measured"] if each["cell"]["epochs"] == "2"]
+    _, said = ran(other, tmp_path / "two")
+    assert "4 of 4 runs are finished" in said
+
+
 def test_other_settings_in_the_same_folder_are_refused(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     ran(read_study(file, scale="smoke"), out, file)

@@ -81,7 +81,7 @@ def _read(study: Study, name: str, rows: Any) -> list[Published]:
 
 def shown_places(study: Study) -> list[Cell]:
     """Every place of a number at the paper's own scale: the shown axes, and the measure where there are several."""
-    full = study.at("full")
+    full = study.at("full").model_copy(update={"asked": {}})
     searched = {axis.name for axis in study.searched}
     seen: dict[frozenset[tuple[str, str]], Cell] = {}
     for cell in cells(full):

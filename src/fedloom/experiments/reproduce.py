@@ -44,10 +44,12 @@ def reproduce(
     data_folder: Path | None = None,
     quiet: bool = False,
     console: Console | None = None,
+    reuse: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """Run what is not finished of the study under `out`, print it beside the paper's numbers; returns results.json.
 
-    `file` is where the study was read from: published numbers may stand beside it.
+    `file` is where the study was read from: published numbers may stand beside it. `reuse`: folders of other studies,
+    whose finished runs are taken where the settings are the same.
     """
     console = Console(quiet=True) if quiet else console or Console()
     numbers = published(study, file)  # its mistakes are told before hours of training
@@ -57,7 +59,7 @@ def reproduce(
     _claim_folder(study, out)
     _introduce(study, wanted, console)
     began = time.perf_counter()
-    _run(study, wanted, out, data_folder, console)
+    _run(study, wanted, out, data_folder, console, reuse)
     from fedloom.experiments.stacks import outcome
 
     outcomes = [(run, outcome(run, out)) for run in wanted]
@@ -113,7 +115,11 @@ def _introduce(study: Study, wanted: Sequence[StudyRun], console: Console) -> No
 
 
 def _chosen_words(chosen: Chosen) -> str:
-    return ", ".join(want if isinstance(want, str) else " or ".join(want) for want in chosen.values())
+    return ", ".join(want if isinstance(want, str) else _any(want) for want in chosen.values())
+
+
+def _any(names: Sequence[str]) -> str:
+    return " or ".join(names)
 
 
 def scale_words(study: Study) -> list[str]:
@@ -129,6 +135,9 @@ def scale_words(study: Study) -> list[str]:
             changes = [f"{len(list(cells(study)))} of {len(list(cells(study.at(FULL))))} cells", *changes]
         if changes:
             words.append(f"against the paper: {', '.join(changes)}")
+    if study.asked:
+        chosen = [f"{axis} {_any(names)}" for axis, names in study.asked.items()]
+        words.append(f"asked for by --only: {', '.join(chosen)}")
     if study.overrides:
         words.append(f"changed by --set: {', '.join(_pairs(study.overrides))}")
     if not study.compared:
@@ -150,15 +159,25 @@ def _say(console: Console) -> Any:
 # The runs -------------------------------------------------------------------------------------------------------------
 
 
-def _run(study: Study, wanted: Sequence[StudyRun], out: Path, data_folder: Path | None, console: Console) -> None:
+def _run(
+    study: Study,
+    wanted: Sequence[StudyRun],
+    out: Path,
+    data_folder: Path | None,
+    console: Console,
+    reuse: Sequence[Path],
+) -> None:
     """All runs that are not finished, stack by stack; an interrupt says how far it came."""
     from fedloom.data.catalog import Shelf
     from fedloom.experiments import build
-    from fedloom.experiments.stacks import finished, stacks, train
+    from fedloom.experiments.stacks import adopt, finished, stacks, train
 
     for device in {run.experiment.device for run in wanted}:
         build.check_device(device)
     missing = [run for run in wanted if not finished(run, out)]
+    if taken := adopt(missing, out, reuse):
+        _say(console)(f"{taken:,} runs taken from {', '.join(str(folder) for folder in reuse)}")
+        missing = [run for run in missing if not finished(run, out)]
     done = len(wanted) - len(missing)
     if done:
         _say(console)(f"{done:,} of {len(wanted):,} runs are finished and not run again")

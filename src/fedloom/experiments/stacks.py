@@ -26,7 +26,7 @@ MOST = 32
 DENSE = ("logistic", "mlp", "autoencoder", "tag_predictor")
 """Models that a CPU trains faster stacked. The others it trains one after another, so each run is soon on disk."""
 
-_NOT_THE_NUMBERS = {"title", "executor", "chunk", "device", "threads", "compile"}
+_NOT_THE_NUMBERS = {"name", "title", "executor", "chunk", "device", "threads", "compile"}
 """Settings that another machine may have otherwise: a run made there is not made again."""
 
 _SHARED = (
@@ -161,6 +161,29 @@ def finished(run: StudyRun, out: Path) -> bool:
             f"{folder}: expected a run of this study, got a folder without {CONFIG}: choose another --out"
         )
     return (folder / SUMMARY).exists()
+
+
+def adopt(runs: Iterable[StudyRun], out: Path, others: Iterable[Path]) -> int:
+    """Copy finished runs with the same settings out of other studies' folders; returns how many."""
+    there = {
+        _same(tomllib.loads(config.read_text(encoding="utf-8"))): config.parent
+        for other in others
+        for config in sorted(other.rglob(CONFIG))
+        if (config.parent / SUMMARY).exists()
+    }
+    count = 0
+    for run in runs:
+        source, folder = there.get(_same(run.experiment.to_mapping())), out / run.slug
+        if source is not None and source.resolve() != folder.resolve():
+            shutil.rmtree(folder, ignore_errors=True)  # begun and not finished
+            shutil.copytree(source, folder)
+            count += 1
+    return count
+
+
+def _same(settings: Mapping[str, Any]) -> str:
+    """Equal for runs that come to the same numbers."""
+    return repr(sorted((name, repr(value)) for name, value in settings.items() if name not in _NOT_THE_NUMBERS))
 
 
 def _difference(expected: Any, got: Any, path: str = "") -> tuple[str, Any, Any] | None:

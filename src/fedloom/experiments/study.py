@@ -112,6 +112,7 @@ class Study(Section):
     scales: dict[str, Scale] = Field(default_factory=dict)
     scale: Text = FULL
     overrides: Settings = Field(default_factory=dict)
+    asked: dict[str, Names] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _is_one_kind(self) -> Self:
@@ -218,14 +219,25 @@ def is_study(table: Mapping[str, Any]) -> bool:
     return "id" in table and "rounds" not in table
 
 
-def read_study(source: Path | Traversable | str, overrides: Iterable[str] = (), scale: str | None = None) -> Study:
-    """A study from a file, or from TOML text; `overrides` are `rounds=5`, or `experiment.rounds=5`, for every cell."""
+def read_study(
+    source: Path | Traversable | str,
+    overrides: Iterable[str] = (),
+    scale: str | None = None,
+    asked: Iterable[str] = (),
+) -> Study:
+    """A study from a file, or from TOML text.
+
+    `overrides` are `rounds=5`, or `experiment.rounds=5`, for every cell; `asked` are `data set=MNIST,CIFAR-10`, for
+    the cells that are wanted.
+    """
     name, text = ("", source) if isinstance(source, str) else (source.name, schema.text_of(source))
     where = f"{name}: " if name else ""
     table = _like(where, schema.parse(name, text))
     given = dict(_setting(override) for override in overrides)
     if given:
         table["overrides"] = {**table.get("overrides", {}), **given}
+    if wanted := dict(_asked(each) for each in asked):
+        table["asked"] = wanted
     try:
         study = Study.model_validate(table)
     except ValidationError as error:
@@ -244,6 +256,18 @@ def _setting(override: str) -> tuple[str, Any]:
     if not equals or not key or not value.strip():
         raise FedloomError(f"--set: expected KEY=VALUE, such as experiment.rounds=20; got {override!r}")
     return key, schema.value_of(value.strip())
+
+
+def _asked(choice: str) -> tuple[str, list[str]]:
+    """
+    >>> _asked("data set=MNIST, CIFAR-10")
+    ('data set', ['MNIST', 'CIFAR-10'])
+    """
+    axis, _, values = choice.partition("=")
+    names = [value.strip() for value in values.split(",") if value.strip()]
+    if not axis.strip() or not names:
+        raise FedloomError(f"--only: expected AXIS=VALUE, or AXIS=VALUE,VALUE; got {choice!r}")
+    return axis.strip(), names
 
 
 # A study like another -------------------------------------------------------------------------------------------------
@@ -293,15 +317,11 @@ def _joined(key: str, other: Any, own: Any) -> Any:
 def cells(study: Study) -> Iterator[Cell]:
     """Every combination of the axes' values that there is at the study's scale, searched axes included."""
     scale = study.scales.get(study.scale)
-    kept = scale.only if scale else {}
+    kept = [study.only, study.asked, *([scale.only] if scale else [])]
     skipped = [where.cell for where in [*study.where, *(scale.where if scale else [])] if where.skip]
     names = [axis.name for axis in study.axes]
     choices = [
-        [
-            value
-            for value in study.values(name)
-            if value in kept.get(name, [value]) and value in study.only.get(name, [value])
-        ]
+        [value for value in study.values(name) if all(value in each.get(name, [value]) for each in kept)]
         for name in names
     ]
     for values in itertools.product(*choices):
@@ -359,6 +379,8 @@ def runs(study: Study) -> list[StudyRun]:
                 own["target"] = None
             alone = experiment.model_copy(update=own, deep=True)
             found.append(StudyRun(cell, seed, f"{folder}/seed{seed}", alone, experiment.target))
+    if not found:
+        raise FedloomError(f"--only: expected cells that there are at scale {study.scale!r}, got none that is both")
     _check_folders(study, found)
     return found
 
@@ -405,6 +427,8 @@ def _check_names(study: Study) -> None:
         elif MEASURE in (*study.figure.panels, *study.figure.lines):
             raise FedloomError(f"figure: expected metrics beside kind = 'curves', got the axis {MEASURE!r}")
     _check_chosen(study, "only", dict(study.only))
+    _check_known("--only", study.asked, axes)
+    _check_chosen(study, "--only", dict(study.asked))
     for number, where in enumerate(study.where):
         _check_chosen(study, f"where.{number}", where.cell)
     for name, scale in study.scales.items():

@@ -73,6 +73,7 @@ def head(study: Study, device: str) -> dict[str, Any]:
         "command": command(study),
         **origin(device),
         "scale": study.scale,
+        "only": study.asked,
         "compared": study.compared,
         "stand_in": study.standing_in,
         "conflicts": study.conflicts,
@@ -91,6 +92,8 @@ def origin(device: str) -> dict[str, Any]:
 def command(study: Study) -> str:
     """The line that repeats it."""
     words = ["fedloom", "reproduce", study.id, "--scale", study.scale]
+    for axis, values in study.asked.items():
+        words += ["--only", f"{axis}={','.join(values)}"]
     for name, value in study.overrides.items():
         shown = value if isinstance(value, str) else json.dumps(value)
         words += ["--set", f"experiment.{name}={shown}"]
