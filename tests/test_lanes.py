@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedloom import rows as row_sums
-from fedloom.executors.job import _chunk_size
+from fedloom.executors.job import _chunks, _far_apart
 from fedloom.lanes import Lanes
 from fedloom.ranks import Ranks
 from fedloom.sampling import uniform
@@ -89,13 +89,26 @@ def test_ranks_come_to_the_bits_of_one_process(world: int, lanes: int) -> None:
     assert all(torch.equal(found[rank], expected) for rank in range(world))
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=300), st.integers(1, 128))
-def test_chunks_waste_little(steps: list[int], most: int) -> None:
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=300), st.integers(1, 128), st.integers(1, 8))
+def test_chunks_waste_little(steps: list[int], most: int, least: int) -> None:
     ascending = torch.tensor(steps).sort().values
-    size = _chunk_size(ascending, most)
-    assert 1 <= size <= most
-    taken = sum(int(part[-1]) * len(part) for part in ascending.split(size))
-    assert size <= 32 or taken <= 1.2 * int(ascending.sum())
+    chunks = _chunks(ascending, most, min(least, len(steps)))
+    parts = ascending.tensor_split(chunks)
+    assert chunks >= min(least, len(steps))
+    assert all(1 <= len(part) <= most for part in parts)
+    taken = sum(int(part[-1]) * len(part) for part in parts)
+    assert len(parts[0]) <= 33 or taken <= 1.2 * int(ascending.sum())
+
+
+@pytest.mark.parametrize(("chunks", "world", "most"), [(10, 2, 5), (10, 4, 3), (8, 4, 2), (3, 2, 2), (30, 24, 2)])
+def test_of_few_chunks_every_rank_has_its_share(chunks: int, world: int, most: int) -> None:
+    lanes = max(8, world)
+    turn = {lane: place for place, lane in enumerate(_far_apart(lanes))}
+    shares = [
+        sum(len(range(turn[lane], chunks, lanes)) for lane in range(rank * lanes // world, (rank + 1) * lanes // world))
+        for rank in range(world)
+    ]
+    assert sum(shares) == chunks and max(shares) == most and min(shares) >= chunks // world - 1
 
 
 def test_a_draw_from_a_large_population() -> None:

@@ -130,7 +130,7 @@ class _Bench:
             for peer, outcome in outcomes.items()
         ]
         for row in rows:
-            took = "failed" if row["seconds"] is None else f"{row['seconds']:.4g} s a round"
+            took = f"failed, {row['failed']}" if row["seconds"] is None else f"{row['seconds']:.4g} s a round"
             self.say(f"{workload.name} {row['peer']}: {took}")
         ours = next((row["seconds"] for row in rows if row["peer"] == "ours"), None)
         return [row | {"ratio": row["seconds"] / ours if ours and row["seconds"] else None} for row in rows]

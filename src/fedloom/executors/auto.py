@@ -38,7 +38,8 @@ _LARGE = 2**22
 clients took 517 ms stacked and 304 by the loop, 784-800-10 148 and 175."""
 
 _PAYS, _TRACED = 5_000, 100
-"""Local steps of a run from which on compiling a GPU's program is worth its time; and on a CPU, tracing one."""
+"""Local steps of a run from which on compiling a GPU's program is worth its time; and on a CPU, tracing one. On a GPU
+a step of a stack that takes n GiB counts n times."""
 
 
 @dataclass
@@ -127,12 +128,12 @@ def resolve(
     suits, why = (True, "asked for") if executor == "vectorized" else _rule(stacked, cohort)
     if not suits:
         return looped(why)
-    program = _program(stacked, cohort, rounds, compiled)
     memory = each * min(job.chunk, cohort)
+    program = _program(stacked, memory, rounds, compiled)
     return stacked, Choice("vectorized", job.chunk, why + uncounted, program, memory=memory)
 
 
-def _program(job: Job, cohort: int, rounds: int, compiled: bool | None) -> str:
+def _program(job: Job, memory: int, rounds: int, compiled: bool | None) -> str:
     """Whether a stack's step becomes a program: on a GPU always, compiled where the run is long enough."""
     if not job.rows_independent:
         return "none"  # batches of different sizes are stacks of different shapes
@@ -142,7 +143,7 @@ def _program(job: Job, cohort: int, rounds: int, compiled: bool | None) -> str:
     length = rounds * float(steps.double().mean())
     if not _on_gpu(job):
         return "captured" if length >= _TRACED else "none"
-    return "compiled" if length >= _PAYS else "captured"
+    return "compiled" if length * max(1.0, memory / 2**30) >= _PAYS else "captured"
 
 
 def _param_bytes(job: Job) -> int:

@@ -112,26 +112,26 @@ Runner = Callable[[Job, Stack, Callable[..., Carry]], Carry]
 """Takes a stack through the steps of its plan: `(job, stack, local.step) -> carry`."""
 
 
-def _chunk_size(steps: Tensor, most: int) -> int:
-    """Clients in a chunk, at most so many: even, since a short last one would cost as much as a full one.
+def _chunks(steps: Tensor, most: int, least: int) -> int:
+    """Into how many chunks clients go: `least`, or more where a chunk would have more than `most` clients.
 
-    Where the longest client of a chunk keeps the others waiting for too long, there are more chunks, though a stack of
-    few clients is slow as well. `steps` ascend.
+    Where the longest client of a chunk keeps the others waiting for too long, there are more, though a stack of few
+    clients is slow as well. `steps` ascend.
     """
     count = len(steps)
-    chunks = -(-count // most)
+    chunks = max(least, -(-count // most))
     while True:
-        size = -(-count // chunks)
-        taken = sum(int(part[-1]) * len(part) for part in steps.split(size))
-        if size <= 32 or taken <= (1 + PADDING) * int(steps.sum()):
-            return size
+        taken = sum(int(part[-1]) * len(part) for part in steps.tensor_split(chunks))
+        if count <= 32 * chunks or taken <= (1 + PADDING) * int(steps.sum()):
+            return chunks
         chunks += -(-chunks // 4)
 
 
 def cut(job: Job, assignment: Assignment, clients: Tensor, ranks: Ranks = ALONE) -> list[Part]:
     """The cohort in chunks of clients with similar numbers of steps, so that little is padding, lane after lane.
 
-    Chunks go to the lanes in turn, so that every lane has long ones and short ones. Each rank takes some of the lanes.
+    Chunks go to the lanes in turn, so that every lane has long ones and short ones. Each rank takes some of the lanes,
+    neighbours; so lanes far apart come first, and of few chunks every rank has its share.
     """
     lanes = max(LANES, ranks.world)
     clients = clients.cpu().sort().values
@@ -139,9 +139,21 @@ def cut(job: Job, assignment: Assignment, clients: Tensor, ranks: Ranks = ALONE)
         return []
     _, steps = job.batching.counts(assignment.data.sizes[clients])
     steps, order = steps.sort(stable=True)
-    chunks = clients[order].split(_chunk_size(steps, job.chunk))
+    least = min(lanes, len(clients)) if ranks.launched else 1  # something for every rank
+    chunks = clients[order].tensor_split(_chunks(steps, job.chunk, least))  # even: a short one costs as much as a full
     own = range(ranks.rank * lanes // ranks.world, (ranks.rank + 1) * lanes // ranks.world)
-    return [Part(assignment, chunk.sort().values, lane) for lane in own for chunk in chunks[lane::lanes]]
+    turn = {lane: place for place, lane in enumerate(_far_apart(lanes))}
+    return [Part(assignment, chunk.sort().values, lane) for lane in own for chunk in chunks[turn[lane] :: lanes]]
+
+
+def _far_apart(count: int) -> list[int]:
+    """The numbers below `count`, by their binary digits read backwards.
+
+    >>> _far_apart(8), _far_apart(3)
+    ([0, 4, 2, 6, 1, 5, 3, 7], [0, 2, 1])
+    """
+    digits = (count - 1).bit_length()
+    return sorted(range(count), key=lambda number: f"{number:0{digits}b}"[::-1])
 
 
 def train(job: Job, parts: Sequence[Part], run: Runner) -> Iterator[Trained]:

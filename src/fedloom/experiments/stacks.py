@@ -183,7 +183,8 @@ def adopt(runs: Iterable[StudyRun], out: Path, others: Iterable[Path]) -> int:
 
 def _same(settings: Mapping[str, Any]) -> str:
     """Equal for runs that come to the same numbers."""
-    return repr(sorted((name, repr(value)) for name, value in settings.items() if name not in _NOT_THE_NUMBERS))
+    kept = {name: value for name, value in settings.items() if name not in _NOT_THE_NUMBERS}
+    return json.dumps(kept, sort_keys=True)
 
 
 def _difference(expected: Any, got: Any, path: str = "") -> tuple[str, Any, Any] | None:
