@@ -32,14 +32,19 @@ def _overview(found: list[dict[str, Any]]) -> str:
         claims = [claim["holds"] for claim in each["claims"] if claim["holds"] is not None]
         counts = f"{sum(decided)} of {len(decided)}", f"{sum(claims)} of {len(claims)}"
         name = f"[{each['id']}](#{each['id']})"
-        lines.append(f"| {name} | {each['scale']} | {' | '.join(counts)} | {each['seconds']:,.0f} | {each['device']} |")
+        lines.append(f"| {name} | {_part(each)} | {' | '.join(counts)} | {each['seconds']:,.0f} | {each['device']} |")
     return "\n".join(lines) + "\n"
+
+
+def _part(result: dict[str, Any]) -> str:
+    """The scale, and what was asked for of it."""
+    return ", ".join([result["scale"], *(" or ".join(names) for names in result.get("only", {}).values())])
 
 
 def _section(result: dict[str, Any]) -> str:
     folder = f"../results/{result['id']}"
     lines = [f"## {result['id']}", "", f"{result['title']} ({result['paper']}).", "", f"    {result['command']}", ""]
-    lines += [f"{result['device']}, {result['seconds']:,.0f} s, {result['runs']} runs, scale {result['scale']}."]
+    lines += [f"{result['device']}, {result['seconds']:,.0f} s, {result['runs']} runs, scale {_part(result)}."]
     if result.get("stand_in"):
         lines += ["", f"A stand-in, not the paper's own: {result['stand_in']}."]
     lines += ["", *_table(result), "", *(f"- {_claim(claim)}" for claim in result["claims"])]
