@@ -54,7 +54,9 @@ def _measure(request: Request, device: torch.device, tell: Tell) -> dict[str, An
         trials = []
         for name in names:
             tell(f"{name}: stacked and apart")
-            trials += compare_trials(WORKLOADS[name], request.executors[0], device, effort)
+            for found in compare_trials(WORKLOADS[name], request.executors[0], device, effort):
+                report.tell_trials(found)
+                trials.append(found)
         return {**machine(device), "quick": request.quick, "trials": trials}
     found = bench(
         request.workloads, request.executors, device, request.rounds, request.quick, tell, report.tell_workload

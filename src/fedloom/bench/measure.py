@@ -250,7 +250,7 @@ def _judge_auto(
     return {"chose": chosen, "fastest": fastest["executor"], "within_20_percent": close}
 
 
-def compare_trials(workload: Workload, executor: str, device: torch.device, effort: Effort) -> list[dict[str, Any]]:
+def compare_trials(workload: Workload, executor: str, device: torch.device, effort: Effort) -> Iterator[dict[str, Any]]:
     """Five seeds, and on an accelerator a 5 x 5 grid of rates: as one program, and one run after the other."""
     data, algorithm, rate = workload.data().to(device), workload.algorithm(), workload.client_lr
     kinds = {"5 seeds": [{"algorithm": algorithm, "seed": seed} for seed in range(5)]}
@@ -260,7 +260,8 @@ def compare_trials(workload: Workload, executor: str, device: torch.device, effo
             for i in range(5)
             for j in range(5)
         ]
-    return [_stacked_and_apart(workload, data, kind, runs, executor, device, effort) for kind, runs in kinds.items()]
+    for kind, runs in kinds.items():
+        yield _stacked_and_apart(workload, data, kind, runs, executor, device, effort)
 
 
 def _stacked_and_apart(
@@ -272,7 +273,10 @@ def _stacked_and_apart(
     device: torch.device,
     effort: Effort,
 ) -> dict[str, Any]:
-    """Whole runs of as many rounds as there is time for, and what a round takes: a long run less a short one."""
+    """Whole runs of as many rounds as there is time for, and what a round takes: a long run less a short one.
+
+    One after the other, five are timed and taken for all: the runs are alike.
+    """
     task = workload.task()
     settings = workload.settings() | {"executor": executor, "device": device}
     if device.type == "cuda":
@@ -282,15 +286,18 @@ def _stacked_and_apart(
     def stacked(rounds: int) -> None:
         fl.simulate_trials(task, data, runs, rounds=rounds, **settings)
 
+    alone = runs[:5]
+
     def apart(rounds: int) -> None:
-        for each in runs:
+        for each in alone:
             fl.simulate(task, data, rounds=rounds, **each, **settings)
 
     def seconds(run: Callable[[int], None], rounds: int) -> float:
         began = time.perf_counter()
         run(rounds)
         synchronize(device)
-        return time.perf_counter() - began
+        taken = time.perf_counter() - began
+        return taken if run is stacked else taken * len(runs) / len(alone)
 
     seconds(stacked, effort.warm)  # compiles
     short = {"stacked": seconds(stacked, effort.warm), "apart": seconds(apart, effort.warm)}

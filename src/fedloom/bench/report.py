@@ -128,14 +128,25 @@ def print_trials(found: Mapping[str, Any], console: Console) -> None:
     _print_table(console, head, rows, left=(0, 1))
 
 
+def tell_trials(found: Mapping[str, Any]) -> None:
+    """As `tell_workload`, of trials."""
+    stacked, apart = (seconds(found[f"{way}_run_seconds"]) for way in ("stacked", "one_after_the_other"))
+    share = f"{found['run_share']:.2f} of the time"
+    _tell(f"{found['workload']} {found['trials']}: stacked {stacked}, one after the other {apart}, {share}")
+
+
 def tell_workload(found: Mapping[str, Any]) -> None:
     """A line on stderr as soon as a workload has been measured: the table comes when all have."""
     plain = found["plain"]
     for ours in found["ours"]:
         ratio = "" if ours["ratio"] is None else f", {ours['ratio']:.2f} x"
         took = f"{seconds(ours['seconds'])}, plain loop {seconds(plain and plain['seconds'])}{ratio}"
-        shown = "\r\x1b[K" if sys.stderr.isatty() else ""
-        print(f"{shown}{found['workload']} {_executor(ours)}: {took}", file=sys.stderr, flush=True)
+        _tell(f"{found['workload']} {_executor(ours)}: {took}")
+
+
+def _tell(line: str) -> None:
+    shown = "\r\x1b[K" if sys.stderr.isatty() else ""
+    print(f"{shown}{line}", file=sys.stderr, flush=True)
 
 
 def seconds(value: float | None) -> str:
