@@ -277,7 +277,8 @@ def outcome(*values: float | None, diverged: str | None = None, target: float | 
     ("keys", "expected"),
     [
         ({"kind": "final", "last": 2}, 65.0),
-        ({"kind": "final", "last": 2, "until": 3}, 45.0),
+        ({"kind": "final", "last": 3, "until": 3}, 45.0),
+        ({"kind": "final", "last": 2, "until": 3}, 70.0),
         ({"kind": "final", "last": 2, "until": 5}, None),
         ({"kind": "at", "round": 1}, 20.0),
         ({"kind": "at", "round": 2}, None),

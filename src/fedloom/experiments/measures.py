@@ -136,7 +136,8 @@ def over(measured: Measured, base: Measured) -> Measured:
 def _final(measure: Measure, outcome: Outcome) -> float | None:
     if measure.until is not None and (not outcome.rounds or outcome.rounds[-1]["round"] + 1 < measure.until):
         return None  # it did not come that far
-    values = [value for _, value in series(measure, outcome)][-measure.last :]
+    points = series(measure, outcome)
+    values = [value for round, value in points if round > points[-1][0] - measure.last]
     return statistics.fmean(values) if values else None
 
 

@@ -121,7 +121,7 @@ MeasureKind = Literal[
 class Measure(Section):
     """A number taken from every run. Rounds are counted from 1, as the papers do.
 
-    final        the mean of the last `last` values of the metric, up to round `until` where that is given
+    final        the metric's mean over the last `last` rounds, of those up to `until` where that is given
     at           its value at `round`
     best, lowest its largest and smallest value
     highest_at, lowest_at   the round in which it was that
