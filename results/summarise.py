@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedloom.experiments.registry import studies
+from fedloom.experiments.registry import find_study, studies
+from fedloom.experiments.study import read_study
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "results.md"
@@ -44,15 +45,17 @@ def _part(result: dict[str, Any]) -> str:
 def _section(result: dict[str, Any]) -> str:
     folder = f"../results/{result['id']}"
     lines = [f"## {result['id']}", "", f"{result['title']} ({result['paper']}).", "", f"    {result['command']}", ""]
-    lines += [f"{result['device']}, {result['seconds']:,.0f} s, {result['runs']} runs, scale {_part(result)}."]
+    trained = f", {result['runs']} runs" if "runs" in result else ""
+    lines += [f"{result['device']}, {result['seconds']:,.0f} s{trained}, scale {_part(result)}."]
     if result.get("stand_in"):
         lines += ["", f"A stand-in, not the paper's own: {result['stand_in']}."]
     lines += ["", *_table(result), "", *(f"- {_claim(claim)}" for claim in result["claims"])]
     notes = HERE / result["id"] / "notes.md"
     if notes.exists():
         lines += ["", notes.read_text(encoding="utf-8").strip()]
-    lines += ["", f"![{result['title']}]({folder}/figure.png)", ""]
-    return "\n".join(lines)
+    if (HERE / result["id"] / "figure.png").exists():
+        lines += ["", f"![{result['title']}]({folder}/figure.png)"]
+    return "\n".join([*lines, ""])
 
 
 def _table(result: dict[str, Any]) -> list[str]:
@@ -74,14 +77,17 @@ def _key(cell: dict[str, Any]) -> str:
 
 
 def _shown(cell: dict[str, Any]) -> str:
-    """
-    >>> _shown({"value": 41.333, "spread": 12.9}), _shown({"value": None, "best": 94.48})
+    """A number with its spread; a fact as it is.
+
+    >>> _shown({"measure": "rounds", "value": 41.333, "spread": 12.9}), _shown({"value": None, "best": 94.48})
     ('41.3 ± 12.9', 'N/A (94.5)')
     """
     values = cell.get("values")
     reached = "" if not values or None not in values else f" in {len(values) - values.count(None)} of {len(values)}"
     if cell["value"] is None or (values and 2 * values.count(None) > len(values)):
         return f"N/A ({cell['best']:.1f})" if cell.get("best") is not None else "N/A"
+    if isinstance(cell["value"], str) or cell.get("measure") is None:
+        return str(cell["value"]) if isinstance(cell["value"], str) else f"{cell['value']:,.10g}"
     spread = cell.get("spread", cell.get("std"))
     return f"{cell['value']:.1f}" + ("" if spread is None else f" ± {spread:.1f}") + reached
 
@@ -94,8 +100,20 @@ def _claim(claim: dict[str, Any]) -> str:
 
 def _missing(found: list[dict[str, Any]]) -> str:
     done = {each["id"] for each in found}
-    left = [name for name in studies() if name not in done]
-    return "\n".join(["## Not run", "", ", ".join(f"`{name}`" for name in left) + ".", ""])
+    kinds = {name: read_study(find_study(name)).facts for name in studies() if name not in done}
+    told = [name for name, facts in kinds.items() if facts in ("hyperparameters", "none")]
+    left = [name for name in kinds if name not in told]
+    lines = [
+        "## Nothing to measure",
+        "",
+        "Settings and drawings; `fedloom reproduce` prints ours beside the paper's:",
+        _names(told),
+    ]
+    return "\n".join([*lines, "", "## Not run", "", _names(left), ""])
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) + "."
 
 
 if __name__ == "__main__":

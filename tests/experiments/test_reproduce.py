@@ -479,3 +479,19 @@ def test_the_commands(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert stop.value.code == 2 and "scale: expected one of full, smoke; got 'tiny'" in capsys.readouterr().err
     again = read_study(Path("runs/tiny-full/config.toml"))
     assert again.overrides == {"seeds": [0]} and command(again).endswith("'experiment.seeds=[0]'")
+
+
+def test_what_cannot_be_told_is_said_once_below_the_table(tmp_path: Path) -> None:
+    study = read_study(
+        'id = "counts"\npaper = "Nobody 2020"\ntitle = "Counts"\nfacts = "data"\n'
+        'rows = [{ row = "here", data = { name = "digits" } }, { row = "gone", data = { name = "emnist" } }]'
+    )
+    report, said = ran(study, tmp_path / "out")
+    lines = said.splitlines()
+    assert [line for line in lines if "expected EMNIST/" in line] == [
+        line for line in lines if line.startswith("gone: ")
+    ]
+    assert len([line for line in lines if line.startswith("gone: ")]) == 1
+    assert max(len(line) for line in lines if line.startswith("here")) < 60
+    values = {each["cell"]["row"]: each["value"] for each in report["measured"]}
+    assert values["here"] is not None and values["gone"] is None

@@ -327,7 +327,7 @@ def _tell_facts(
 ) -> dict[str, Any]:
     from fedloom.data.catalog import Shelf
     from fedloom.experiments.facts import as_results, facts
-    from fedloom.report.facts_table import facts_table, same
+    from fedloom.report.facts_table import facts_table, same, why_not
     from fedloom.report.study_table import print_table
 
     _claim_folder(study, out)
@@ -336,8 +336,11 @@ def _tell_facts(
     shelf = Shelf()
     found = facts(study, data_folder, shelf)
     beside = {key(each.place): each for each in numbers}
-    console.print()
-    print_table(console, facts_table(found, beside, study.compared))
+    if found:
+        console.print()
+        print_table(console, facts_table(found, beside, study.compared))
+    for words in why_not(found):
+        _say(console)(words)
     verdicts = decide(study, as_results(found))
     _print_verdicts(verdicts, console)
     if study.facts == "partition":

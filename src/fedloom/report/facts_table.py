@@ -32,15 +32,19 @@ def facts_table(found: Sequence[Fact], beside: Mapping[Key, Published], compared
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     for heading in ("", "", "ours", "paper", ""):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    table.add_column("")
     row = None
     for fact in found:
         number = beside.get(key(fact.cell))
         mark = "" if number is None or not compared else {True: MATCH, False: MISS, None: ""}[same(fact, number)]
         words = [fact.cell[ROW] if fact.cell[ROW] != row else "", fact.cell[COLUMN], _words(fact.value)]
         row = fact.cell[ROW]
-        table.add_row(*map(Text, [*words, _words(number.value) if number else "", mark, fact.why]))
+        table.add_row(*map(Text, [*words, _words(number.value) if number else "", mark]))
     return table
+
+
+def why_not(found: Sequence[Fact]) -> list[str]:
+    """A line for every row of which something could not be told."""
+    return [f"{row}: {why}" for row, why in dict.fromkeys((fact.cell[ROW], fact.why) for fact in found) if why]
 
 
 def _words(value: float | str | None) -> str:
