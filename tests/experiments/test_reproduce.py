@@ -481,17 +481,28 @@ def test_the_commands(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert again.overrides == {"seeds": [0]} and command(again).endswith("'experiment.seeds=[0]'")
 
 
+COUNTS = """
+id = "counts"
+paper = "Nobody 2020"
+title = "Counts"
+facts = "data"
+rows = [
+  { row = "here", data = { name = "digits", partition = "iid", clients = 4 } },
+  { row = "gone", data = { name = "emnist", partition = "natural" } },
+]
+"""
+
+
 def test_what_cannot_be_told_is_said_once_below_the_table(tmp_path: Path) -> None:
-    study = read_study(
-        'id = "counts"\npaper = "Nobody 2020"\ntitle = "Counts"\nfacts = "data"\n'
-        'rows = [{ row = "here", data = { name = "digits" } }, { row = "gone", data = { name = "emnist" } }]'
-    )
-    report, said = ran(study, tmp_path / "out")
-    lines = said.splitlines()
-    assert [line for line in lines if "expected EMNIST/" in line] == [
-        line for line in lines if line.startswith("gone: ")
-    ]
-    assert len([line for line in lines if line.startswith("gone: ")]) == 1
-    assert max(len(line) for line in lines if line.startswith("here")) < 60
+    report, said = ran(read_study(COUNTS), tmp_path / "out")
+    missing = [line for line in said.splitlines() if "expected EMNIST/" in line]
+    assert len(missing) == 1 and missing[0].startswith("gone: ")
+    assert max(len(line) for line in said.splitlines() if line.startswith("here")) < 60
     values = {each["cell"]["row"]: each["value"] for each in report["measured"]}
-    assert values["here"] is not None and values["gone"] is None
+    assert values["gone"] is None and any(each["value"] == 4 for each in report["measured"])
+
+
+def test_a_mistake_in_a_row_of_facts_is_told(tmp_path: Path) -> None:
+    wrong = COUNTS.replace('"digits", partition = "iid", clients = 4', '"digits"')
+    with pytest.raises(FedloomError, match=r"rows, 'here': data\.partition: expected one of .*; got nothing"):
+        ran(read_study(wrong), tmp_path / "out")

@@ -52,7 +52,8 @@ class Files:
         try:
             section = TypeAdapter(AnyData).validate_python(table)
         except ValidationError as error:
-            _, message = schema.told(error.errors(include_url=False)[0], {"data": table})
+            first = error.errors(include_url=False)[0]
+            _, message = schema.told({**first, "loc": ("data", *first["loc"])}, {"data": table})
             raise FedloomError(f"rows, {row.row!r}: {message}") from None
         try:
             return build_data(section, self.folder, self.shelf)
