@@ -19,8 +19,8 @@ from fedloom.experiments.data_sections import AnyData
 from fedloom.experiments.measures import Measured
 from fedloom.experiments.registry import find_study
 from fedloom.experiments.results import Result
-from fedloom.experiments.study import COLUMN, ROW, Study, cells, experiment_of, read_study, settings
-from fedloom.experiments.study_sections import Cell, FactRow, Measure
+from fedloom.experiments.study import Study, cells, experiment_of, read_study, settings
+from fedloom.experiments.study_sections import COLUMN, ROW, Cell, FactRow, Measure
 
 if TYPE_CHECKING:
     from fedloom.data.catalog import Shelf

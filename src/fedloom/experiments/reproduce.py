@@ -24,9 +24,9 @@ from fedloom.experiments.measures import Outcome
 from fedloom.experiments.published import Published, conflicts, match, matched, published
 from fedloom.experiments.results import Key, Result, kept, key, results
 from fedloom.experiments.runner import rounds_bar
-from fedloom.experiments.study import FULL, Study, StudyRun, cells, runs
+from fedloom.experiments.study import Study, StudyRun, cells, runs
 from fedloom.experiments.study_report import beside_published, claims_report, command, head, origin, report
-from fedloom.experiments.study_sections import Chosen, picked
+from fedloom.experiments.study_sections import FULL, Chosen, picked
 from fedloom.rundir import CONFIG, write_json, write_whole
 
 if TYPE_CHECKING:

@@ -35,6 +35,12 @@ Chosen = dict[str, str | list[str]]
 MEASURE = "measure"
 """The axis that the measures are, where there are several."""
 
+ROW, COLUMN = "row", "column"
+"""The axes of a study that trains nothing."""
+
+FULL = "full"
+"""The scale of the paper."""
+
 Names = Annotated[list[Text], Expected("a list of names")]
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from fedloom.experiments.facts import Fact
 from fedloom.experiments.published import Published
 from fedloom.experiments.results import Key, key
-from fedloom.experiments.study import COLUMN, ROW
+from fedloom.experiments.study_sections import COLUMN, ROW
 from fedloom.report.study_table import MATCH, MISS
 
 
