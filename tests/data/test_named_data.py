@@ -69,6 +69,7 @@ def test_mnist(tmp_path: Path, name: str, title: str, suffix: str) -> None:
     torch.testing.assert_close(shifted, (x - mean) / std)
     assert torch.equal(tensors(small_load(name, tmp_path, style="glad"))[0], x)
     assert torch.equal(tensors(small_load(name, tmp_path, normalise=True))[0], shifted)
+    torch.testing.assert_close(tensors(small_load(name, tmp_path, style="symmetric"))[0], 2 * x - 1)
 
 
 def test_qmnist_is_by_writer(tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ def test_cifar100_styles_and_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"style": "hsu"}, "style: expected one of fedadp, glad, plain; got 'hsu'"),
+        ({"style": "hsu"}, "style: expected one of fedadp, glad, plain, symmetric; got 'hsu'"),
         ({"crop": 40}, "crop: expected a whole number from 1 to 28, got 40"),
         ({"cutout": -1}, "cutout: expected a whole number from 0 to 28, got -1"),
         ({"styl": "plain"}, "did you mean 'style'"),

@@ -30,7 +30,11 @@ CHANNELS = {
     "cifar10": ((0.49139968, 0.48215827, 0.44653124), (0.24703233, 0.24348505, 0.26158768)),
     "cifar100": ((0.50707516, 0.48654887, 0.44091784), (0.26733429, 0.25643846, 0.27615047)),
 }
-_DIGITS = {"plain": Augmentation(), "glad": Augmentation()}
+_DIGITS = {
+    "plain": Augmentation(),
+    "glad": Augmentation(),
+    "symmetric": Augmentation(normalise=((0.5,), (0.5,))),  # pixels in [-1, 1]
+}
 STYLES: dict[str, dict[str, Augmentation]] = {
     **{
         name: {**_DIGITS, "fedadp": Augmentation(normalise=CHANNELS[name])}
