@@ -282,7 +282,7 @@ def test_started_again_it_runs_what_is_not_finished(tmp_path: Path) -> None:
 
 def test_other_settings_and_other_folders_are_refused(tmp_path: Path) -> None:
     tuned(tmp_path / "out")
-    with pytest.raises(fl.FedloomError, match="expected a run with rounds = 7, got one with 6: choose another --out"):
+    with pytest.raises(fl.FedloomError, match="rounds: expected 7, got a run with 6: choose another --out"):
         tuned(tmp_path / "out", "rounds=7")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()

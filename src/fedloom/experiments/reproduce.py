@@ -174,10 +174,10 @@ def _run(
 
     for device in {run.experiment.device for run in wanted}:
         build.check_device(device)
-    missing = [run for run in wanted if not finished(run, out)]
+    missing = [run for run in wanted if not finished(run.experiment, out / run.slug)]
     if taken := adopt(missing, out, reuse):
         _say(console)(f"{taken:,} runs taken from {', '.join(str(folder) for folder in reuse)}")
-        missing = [run for run in missing if not finished(run, out)]
+        missing = [run for run in missing if not finished(run.experiment, out / run.slug)]
     done = len(wanted) - len(missing)
     if done:
         _say(console)(f"{done:,} of {len(wanted):,} runs are finished and not run again")

@@ -1,4 +1,4 @@
-"""The runs of a study, many of them as one program: what shares a stack, what is done already, where each goes."""
+"""Many runs as one program, for studies and tunings: what shares a stack, what is done already, where each goes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import json
 import shutil
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+from fedloom.callbacks import Callback
 from fedloom.data.catalog import Shelf, options_of
 from fedloom.errors import Diverged, FedloomError
 from fedloom.experiments import build
@@ -39,14 +41,33 @@ TIMED, LONG = 3, 2.0
 """Rounds that are timed for an estimate, after one that is not; fewer where that takes more than so many seconds."""
 
 
-def stacks(runs: Iterable[StudyRun]) -> list[list[StudyRun]]:
+class Planned(Protocol):
+    """Whatever has an experiment of one algorithm and one seed."""
+
+    @property
+    def experiment(self) -> Experiment: ...
+
+
+P = TypeVar("P", bound=Planned)
+
+
+@dataclass(frozen=True)
+class StackRun:
+    """A run on its way: where it goes, and who is told of every round and may end it."""
+
+    experiment: Experiment
+    folder: Path
+    watch: Callback | None = None
+
+
+def stacks(runs: Iterable[P], most: int = MOST) -> list[list[P]]:
     """The runs in groups that `simulate_trials` takes at once, one data set after another."""
-    groups: dict[str, list[StudyRun]] = {}
+    groups: dict[str, list[P]] = {}
     for run in runs:
         groups.setdefault(stack_key(run.experiment), []).append(run)
-    found: list[list[StudyRun]] = []
+    found: list[list[P]] = []
     for group in groups.values():
-        most = MOST if _stacks_well(group[0].experiment) else 1
+        most = most if _stacks_well(group[0].experiment) else 1
         size = -(-len(group) // -(-len(group) // most))  # even ones: a short stack takes nearly as long as a full one
         found += [group[start : start + size] for start in range(0, len(group), size)]
     return sorted(found, key=lambda stack: stack[0].experiment.data.name)
@@ -73,19 +94,29 @@ def train(
     data_folder: Path | None,
     watch: Callable[[StudyRun, Mapping[str, Any]], None],
 ) -> None:
+    """Run a stack of a study, which keeps figures and not models."""
+    run_stack([StackRun(run.experiment, out / run.slug, _callback(run, watch)) for run in stack], shelf, data_folder)
+    for run in stack:
+        shutil.rmtree(out / run.slug / CHECKPOINTS, ignore_errors=True)
+
+
+def run_stack(
+    stack: Sequence[StackRun], shelf: Shelf, data_folder: Path | None, progress: bool = False
+) -> list[History]:
     """Run a stack; every run leaves its directory, those that diverge as well."""
     trials: list[dict[str, Any]] = []
     for run in stack:
-        folder = out / run.slug
-        if folder.exists():  # begun and not finished
-            shutil.rmtree(folder)
-        trials.append(_trial(run, shelf, data_folder) | {"callbacks": [_callback(run, watch)], "run_dir": folder})
+        if run.folder.exists():  # begun and not finished
+            shutil.rmtree(run.folder)
+        run.folder.parent.mkdir(parents=True, exist_ok=True)
+        callbacks = [] if run.watch is None else [run.watch]
+        trials.append(_trial(run.experiment, shelf, data_folder) | {"callbacks": callbacks, "run_dir": run.folder})
     with threads(stack[0].experiment.threads):
-        histories = _simulate(stack[0].experiment, trials, data_folder)
+        histories = _simulate(stack[0].experiment, trials, data_folder, progress)
     for run, history in zip(stack, histories, strict=True):
         if history.diverged is not None:
-            _keep_diverged(out / run.slug, run, history, history.diverged)
-        shutil.rmtree(out / run.slug / CHECKPOINTS, ignore_errors=True)  # a study keeps figures, not models
+            _keep_diverged(run, history, history.diverged)
+    return histories
 
 
 def seconds_per_round(run: StudyRun, shelf: Shelf, data_folder: Path | None) -> float:
@@ -97,24 +128,26 @@ def seconds_per_round(run: StudyRun, shelf: Shelf, data_folder: Path | None) -> 
         timed.extend([record["seconds"]] if record["round"] else [])
         return sum(timed) > LONG
 
-    trial = _trial(StudyRun(run.cell, run.seed, run.slug, short, None), shelf, data_folder) | {"callbacks": [enough]}
+    trial = _trial(short, shelf, data_folder) | {"callbacks": [enough]}
     with threads(short.threads):
         _simulate(short, [trial], data_folder)
     return sorted(timed)[len(timed) // 2] if timed else 0.0
 
 
-def _trial(run: StudyRun, shelf: Shelf, data_folder: Path | None) -> dict[str, Any]:
-    data = build.build_federation(run.experiment, data_folder, shelf)
-    algorithm = build.build_algorithm(run.experiment.algorithms[0])
-    return {"data": data, "algorithm": algorithm, **build.build_options(run.experiment, data)}
+def _trial(experiment: Experiment, shelf: Shelf, data_folder: Path | None) -> dict[str, Any]:
+    data = build.build_federation(experiment, data_folder, shelf)
+    algorithm = build.build_algorithm(experiment.algorithms[0])
+    return {"data": data, "algorithm": algorithm, **build.build_options(experiment, data)}
 
 
-def _simulate(experiment: Experiment, trials: Sequence[dict[str, Any]], data_folder: Path | None) -> list[History]:
+def _simulate(
+    experiment: Experiment, trials: Sequence[dict[str, Any]], data_folder: Path | None, progress: bool = False
+) -> list[History]:
     together = {name: trials[0][name] for name in ("executor", "chunk", "device", "dtype", "compile", "precision")}
     shared = {name: trials[0][name] for name in ("rounds", "epochs", "steps", "batch_size", "drop_last")}
     own = [{name: value for name, value in trial.items() if name not in {*together, *shared}} for trial in trials]
     task = build.build_task(experiment.model, trials[0]["data"], data_folder)
-    return simulate_trials(task, trials[0]["data"], own, **together, **shared)
+    return simulate_trials(task, trials[0]["data"], own, **together, **shared, progress=progress)
 
 
 def _callback(run: StudyRun, watch: Callable[[StudyRun, Mapping[str, Any]], None]) -> Callable[[dict[str, Any]], bool]:
@@ -128,11 +161,11 @@ def _callback(run: StudyRun, watch: Callable[[StudyRun, Mapping[str, Any]], None
     return each
 
 
-def _keep_diverged(folder: Path, run: StudyRun, history: History, error: Diverged) -> None:
+def _keep_diverged(run: StackRun, history: History, error: Diverged) -> None:
     """A run that diverged is a result: its summary says so."""
-    RunDirectory(folder, resume=True).summary(
+    RunDirectory(run.folder, resume=True).summary(
         {
-            "seed": run.seed,
+            "seed": run.experiment.seeds[0],
             "rounds": len(history.rounds),
             "final": history.rounds[-1] if history.rounds else {},
             "seconds": history.seconds,
@@ -145,21 +178,18 @@ def _keep_diverged(folder: Path, run: StudyRun, history: History, error: Diverge
 # What is there already ------------------------------------------------------------------------------------------------
 
 
-def finished(run: StudyRun, out: Path) -> bool:
+def finished(experiment: Experiment, folder: Path) -> bool:
     """Whether the run is done. One with other settings in its place is an error that names the first that differs."""
-    folder = out / run.slug
     config = folder / CONFIG
     if config.exists():
         there = tomllib.loads(config.read_text(encoding="utf-8"))
-        if (difference := _difference(run.experiment.to_mapping(), there)) is not None:
+        if (difference := _difference(experiment.to_mapping(), there)) is not None:
             key, expected, got = difference
             raise FedloomError(
                 f"{folder}, {key}: expected {expected!r}, got a run with {got!r}: choose another --out, or remove it"
             )
     elif folder.exists() and any(folder.iterdir()):
-        raise FedloomError(
-            f"{folder}: expected a run of this study, got a folder without {CONFIG}: choose another --out"
-        )
+        raise FedloomError(f"{folder}: expected a run, got a folder without {CONFIG}: choose another --out")
     return (folder / SUMMARY).exists()
 
 
@@ -205,8 +235,13 @@ def _difference(expected: Any, got: Any, path: str = "") -> tuple[str, Any, Any]
 
 def outcome(run: StudyRun, out: Path) -> Outcome:
     """What a finished run left."""
-    folder = out / run.slug
+    summary, records = left_behind(out / run.slug)
+    device = summary.get("resolved", {}).get("device", "cpu")
+    return Outcome(records, run.target, summary.get("diverged"), device)
+
+
+def left_behind(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A finished run's summary, and its rounds."""
     summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     lines = (folder / METRICS).read_text(encoding="utf-8").splitlines() if (folder / METRICS).exists() else []
-    device = summary.get("resolved", {}).get("device", "cpu")
-    return Outcome([json.loads(line) for line in lines], run.target, summary.get("diverged"), device)
+    return summary, [json.loads(line) for line in lines]

@@ -6,13 +6,10 @@ in the same folder, only the others are run.
 
 from __future__ import annotations
 
-import json
 import platform
-import shutil
 import statistics
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,17 +18,14 @@ import tomli_w
 from rich.console import Console
 
 from fedloom.errors import FedloomError
-from fedloom.experiments.runner import threads
 from fedloom.experiments.schema import Experiment
 from fedloom.experiments.selection import Rule
 from fedloom.experiments.tune_file import Point, TuneFile
-from fedloom.rundir import CONFIG, METRICS, SUMMARY, write_json, write_whole
+from fedloom.rundir import write_whole
 
 if TYPE_CHECKING:
-    from fedloom.algorithm import Algorithm
     from fedloom.callbacks import Callback
-    from fedloom.data.federated import FederatedData
-    from fedloom.task import Task
+    from fedloom.data.catalog import Shelf
 
 FILE, POINTS = "tune.toml", "points"
 _PARTS = {"test": "test", "train": "trainset", "validation": "validation"}
@@ -93,7 +87,7 @@ class Workshop:
     data_folder: Path | None
     together: int
     console: Console
-    loaded: dict[str, tuple[FederatedData, Task]] = field(default_factory=dict)
+    shelf: Shelf
 
     def prepare(self, file: TuneFile) -> None:
         """A folder that holds anything but an earlier start of a tuning is refused."""
@@ -109,6 +103,8 @@ class Workshop:
 
     def try_points(self, points: Sequence[Point], watches: Mapping[int, Callback] | None = None) -> list[Tried]:
         """All points with all their seeds; what finished before is read. `watches` sees a point's rounds, by place."""
+        from fedloom.experiments.stacks import stacks
+
         runs = [
             Run(point, seed, self.out / POINTS / point.folder / f"seed{seed}", (watches or {}).get(place))
             for place, point in enumerate(points)
@@ -117,7 +113,7 @@ class Workshop:
         done = {run.directory: found for run in runs if (found := self._finished(run)) is not None}
         if done:
             self._say(f"{len(done)} of {len(runs)} runs are finished already")
-        for group in self._groups([run for run in runs if run.directory not in done]):
+        for group in stacks([run for run in runs if run.directory not in done], self.together):
             done |= self._together(group)
         tried = []
         for point in points:
@@ -127,95 +123,35 @@ class Workshop:
         return tried
 
     def _finished(self, run: Run) -> Outcome | None:
-        folder = run.directory
-        if not (folder / SUMMARY).exists():
-            if (folder / CONFIG).exists():  # it was interrupted
-                shutil.rmtree(folder)
+        from fedloom.experiments.stacks import finished, left_behind
+
+        if not finished(run.experiment, run.directory):
             return None
-        with (folder / CONFIG).open("rb") as file:
-            before, now = tomllib.load(file), tomllib.loads(run.experiment.to_toml())
-        for key in ("executor", "chunk", "device", "dtype", "threads", "title"):  # how, not what
-            before.pop(key, None), now.pop(key, None)
-        if before != now:
-            key = next(key for key in {**before, **now} if before.get(key) != now.get(key))
-            raise FedloomError(
-                f"{folder}: expected a run with {key} = {now.get(key)!r}, got one with {before.get(key)!r}: choose "
-                "another --out, or remove it"
-            )
-        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-        return Outcome(run.seed, folder, _records(folder), summary.get("diverged"))
+        summary, rounds = left_behind(run.directory)
+        return Outcome(run.seed, run.directory, rounds, summary.get("diverged"))
 
-    def _groups(self, runs: Sequence[Run]) -> Iterator[list[tuple[Run, Algorithm]]]:
-        """Runs that can be one program: alike in everything but seeds, client rates and the server's side."""
-        from fedloom.experiments.build import build_algorithm
-        from fedloom.simulation import client_work
+    def _together(self, group: Sequence[Run]) -> dict[Path, Outcome]:
+        from fedloom.experiments.stacks import StackRun, run_stack
 
-        alike: dict[tuple[str, str], list[tuple[Run, Algorithm]]] = {}
-        for run in runs:
-            algorithm = build_algorithm(run.experiment.algorithms[0])
-            shared = run.experiment.model_dump(exclude={"algorithms", "seeds"})
-            alike.setdefault((json.dumps(shared), client_work(algorithm)), []).append((run, algorithm))
-        for group in alike.values():
-            size = -(-len(group) // -(-len(group) // self.together))  # even ones
-            for start in range(0, len(group), size):
-                yield group[start : start + size]
-
-    def _together(self, group: Sequence[tuple[Run, Algorithm]]) -> dict[Path, Outcome]:
-        from fedloom.experiments.build import build_options
-        from fedloom.simulation import simulate_trials
-
-        experiment = group[0][0].experiment
-        data, task = self._load(experiment)
-        trials = [
-            {
-                "algorithm": algorithm,
-                "seed": run.seed,
-                "run_dir": run.directory,
-                "config": run.experiment.to_mapping(),
-                "callbacks": [run.watch] if run.watch else [],
-            }
-            for run, algorithm in group
-        ]
-        for run, _ in group:
-            run.directory.parent.mkdir(parents=True, exist_ok=True)
         count = f"{len(group)} runs as one program" if len(group) > 1 else "1 run"
-        self._say(
-            f"{count}: {', '.join(dict.fromkeys(run.point.label for run, _ in group))}, {experiment.rounds} rounds"
-        )
-        settings = build_options(experiment, data)
-        for own in ("seed", "config"):
-            del settings[own]
-        with threads(experiment.threads):
-            histories = simulate_trials(
-                task,
-                data,
-                trials,
-                **settings,
-                progress=self.console.is_terminal and not self.console.quiet,
-            )
-        done = {}
-        for (run, _), history in zip(group, histories, strict=True):
-            told = None if history.diverged is None else str(history.diverged)
-            if told is not None:  # others write their own
-                rounds, seconds = len(history.rounds), history.seconds
-                figures = {"seed": run.seed, "rounds": rounds, "seconds": seconds, "diverged": told}
-                write_json(run.directory / SUMMARY, figures)
-            done[run.directory] = Outcome(run.seed, run.directory, history.rounds, told)
-        return done
-
-    def _load(self, experiment: Experiment) -> tuple[FederatedData, Task]:
-        from fedloom.experiments.build import build_federation, build_task, check_device
-
-        kind = json.dumps([experiment.data.model_dump(), experiment.validation, experiment.model.model_dump()])
-        if kind not in self.loaded:
-            check_device(experiment.device)
-            data = build_federation(experiment, self.data_folder)
-            self.loaded = {kind: (data, build_task(experiment.model, data, self.data_folder))}  # one data set at a time
-        return self.loaded[kind]
+        labels = ", ".join(dict.fromkeys(run.point.label for run in group))
+        self._say(f"{count}: {labels}, {group[0].experiment.rounds} rounds")
+        stack = [StackRun(run.experiment, run.directory, run.watch) for run in group]
+        progress = self.console.is_terminal and not self.console.quiet
+        histories = run_stack(stack, self.shelf, self.data_folder, progress)
+        told = [None if history.diverged is None else str(history.diverged) for history in histories]
+        return {
+            run.directory: Outcome(run.seed, run.directory, history.rounds, diverged)
+            for run, history, diverged in zip(group, histories, told, strict=True)
+        }
 
     def measured(self, experiment: Experiment) -> set[str]:
         """The measures that a run's records will have."""
-        _, task = self._load(experiment)
+        from fedloom.experiments.build import build_federation, build_task, check_device
+
+        check_device(experiment.device)
+        data = build_federation(experiment, self.data_folder, self.shelf)
+        task = build_task(experiment.model, data, self.data_folder)
         parts = ["train", *(_PARTS[part] for part in experiment.evaluate_on if part in _PARTS)]
         found = {f"{part}_{name}" for part in parts for name in ("loss", *task.metrics)}
         if "clients" in experiment.evaluate_on:
@@ -234,7 +170,9 @@ def tune(
     from fedloom.experiments import tune_report
 
     console = Console(quiet=True) if quiet else console or Console()
-    workshop = Workshop(out, data_folder, file.tune.together, console)
+    from fedloom.data.catalog import Shelf
+
+    workshop = Workshop(out, data_folder, file.tune.together, console, Shelf())
     algorithms = file.algorithms()
     if file.tune.search is not None:
         from fedloom.experiments.search import require_optuna
@@ -259,12 +197,6 @@ def tune(
 def _best(tried: Sequence[Tried], rule: Rule) -> Tried | None:
     place = rule.best([each.score(rule) for each in tried])
     return None if place is None else tried[place]
-
-
-def _records(folder: Path) -> list[dict[str, Any]]:
-    path = folder / METRICS
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines]
 
 
 def versions() -> dict[str, str]:
