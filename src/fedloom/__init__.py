@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fedloom.algorithms import fedsgd as fedsgd
     from fedloom.algorithms import fedyogi as fedyogi
     from fedloom.algorithms import normalized_fedavg as normalized_fedavg
+    from fedloom.algorithms import private as private
     from fedloom.algorithms import scaffold as scaffold
     from fedloom.callbacks import stop_at as stop_at
     from fedloom.data import partition as partition
@@ -75,7 +76,7 @@ _HOMES = {
     "algorithm": ("Algorithm", "replace"),
     "algorithms": (
         *("central", "fedadagrad", "fedadam", "fedadp", "fedavg", "fedavgm", "feddyn", "fedglad", "fedlamb", "fedlars"),
-        *("fednova", "fedprox", "fedsgd", "fedyogi", "normalized_fedavg", "scaffold"),
+        *("fednova", "fedprox", "fedsgd", "fedyogi", "normalized_fedavg", "private", "scaffold"),
     ),
     "callbacks": ("stop_at",),
     "data.catalog": ("load",),
