@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedloom import models as models
     from fedloom import sampling as sampling
     from fedloom import schedule as schedule
+    from fedloom.accounting import epsilon as epsilon
     from fedloom.algorithm import Algorithm as Algorithm
     from fedloom.algorithm import replace as replace
     from fedloom.algorithms import central as central
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from fedloom.weighting import uniform as uniform
 
 _HOMES = {
+    "accounting": ("epsilon",),
     "algorithm": ("Algorithm", "replace"),
     "algorithms": (
         *("central", "fedadagrad", "fedadam", "fedadp", "fedavg", "fedavgm", "feddyn", "fedglad", "fedlamb", "fedlars"),

@@ -92,11 +92,8 @@ class Algorithm:
                 raise FedloomError(f"params[{name!r}]: expected a tensor, got {type(leaf).__name__}")
             if not leaf.is_floating_point():
                 raise FedloomError(f"params[{name!r}]: expected a floating dtype, got {leaf.dtype}: pass it in buffers")
-        if self.privacy is not None and buffers:
-            raise FedloomError(
-                f"{self.name} buffers: expected none, got {next(iter(buffers))!r}: averages of the clients' own "
-                "statistics have no noise: use a model without batch norm"
-            )
+        if self.privacy is not None:
+            self.privacy.check_start(self.upload, population, buffers or {})
         exact = _exact(params)
         device = next(iter(exact.values())).device
         return State(

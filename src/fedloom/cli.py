@@ -75,6 +75,10 @@ def run(
     executor: Annotated[str | None, typer.Option(help="auto, loop or vectorized.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0, mps, ...")] = None,
     data: Annotated[Path | None, typer.Option(help="Where data sets are looked for.")] = None,
+    seeded_noise: Annotated[
+        bool,
+        typer.Option("--seeded-noise", help="For tests of private runs: noise that repeats itself. Epsilon is void."),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
     """Run an experiment: every algorithm with every seed, then a table and a picture.
@@ -93,9 +97,13 @@ def run(
     overrides += [f"{key}={value}" for key, value in (("executor", executor), ("device", device)) if value is not None]
     file = find(experiment)
     if is_study(contents(file)):
+        if seeded_noise:
+            raise FedloomError("--seeded-noise: expected an experiment with privacy, got a study")
         _reproduce(read_study(file, overrides), file, out, data, quiet)
         return
     wanted = read(file, overrides)
+    if seeded_noise:
+        wanted = wanted.with_seeded_noise()
     _check_folder("--data", data)
     if out is None and by_torchrun():
         raise FedloomError("--out: expected a folder that all ranks agree on, got none: name one")

@@ -57,13 +57,24 @@ class Privacy:
         if not (isinstance(self.delta, float) and 0 < self.delta < 1):
             raise FedloomError(f"private delta: expected a number above 0 and below 1, got {self.delta!r}")
 
+    def check_start(self, upload: Upload, population: int, buffers: Params) -> None:
+        """Raise where a run cannot begin."""
+        if self.expected > population:
+            raise FedloomError(f"private cohort: expected at most the population of {population}, got {self.cohort}")
+        for name in buffers:
+            raise FedloomError(
+                f"private buffers: expected a model without, got {name!r}: averages of the clients' own statistics "
+                "would have no noise: take group norm instead of batch norm"
+            )
+        self.sum_multiplier(upload)
+
     @property
     def expected(self) -> float:
         """q N."""
         if self.cohort is None:
             raise FedloomError(
-                "private cohort: expected the number of clients that a round draws on average, got None: simulate fills "
-                "it in; outside of it pass cohort="
+                "private cohort: expected the number of clients that a round draws on average, got None: simulate "
+                "fills it in; outside of it pass cohort="
             )
         return self.cohort
 
@@ -91,7 +102,7 @@ class Privacy:
         assert upload.bound is not None, "checked by `check`"
         norm, multiplier = float(upload.bound(state)), self.sum_multiplier(upload)
         step = step_of(multiplier * norm)
-        # rounding to the grid moves an update by half a step in each of its entries; the other half is for float64's own
+        # rounding to the grid moves an entry by half a step at most; the other half is for float64's own rounding
         return Scale(multiplier * (norm + step * math.sqrt(size)), step)
 
     def bounded(self, upload: Upload, size: int) -> Upload:
@@ -152,12 +163,14 @@ def summed() -> Weighting:
 
 def check(algorithm: Algorithm) -> None:
     """Raise where an algorithm reads of single clients what no noise covers."""
+    bound = algorithm.upload.bound
+    finite = bound is not None and math.isfinite(float(bound(algorithm.upload.init())))
     memory = "clients that keep nothing between rounds: their memory reads updates without noise"
     estimate = "a number for initial_accumulator: an estimate reads the clients' gradients without noise"
     objections: Iterable[tuple[bool, str, Any]] = (
         (algorithm.work.pooled, "clients that train by themselves", algorithm.work),
         (algorithm.memory is not None, memory, algorithm.memory),
-        (algorithm.upload.bound is None, "an upload that clips, fl.clip(norm) or fl.adaptive_clip()", algorithm.upload),
+        (not finite, "an upload that clips, fl.clip(norm) or fl.adaptive_clip()", algorithm.upload),
         (algorithm.combine.name != "uniform()", "weighting=fl.uniform(): all clients count alike", algorithm.combine),
         (algorithm.server.reads_clients, "a server step that reads the noised mean alone", algorithm.server),
         (algorithm.server.resolve is not None, estimate, "'estimate'"),

@@ -75,9 +75,7 @@ def drift(alpha: float) -> Transform:
         raw = tree.map(lambda g, h: g + h / alpha, info.raw, h)
         return step, {"h": h}, replace(info, raw=raw)
 
-    return Transform(
-        f"drift({alpha:g})", update, lambda params: {"h": tree.zeros_like(params)}, reads_clients=True
-    )
+    return Transform(f"drift({alpha:g})", update, lambda params: {"h": tree.zeros_like(params)}, reads_clients=True)
 
 
 def glad(beta: float = 0.9, gamma: float = 0.02, grouping: str = "group") -> Transform:
