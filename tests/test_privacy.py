@@ -74,6 +74,12 @@ def test_one_client_changes_the_sum_by_no_more_than_the_noise_is_scaled_to(
     torch.testing.assert_close(change, expected, rtol=1e-12, atol=step)
 
 
+@pytest.mark.parametrize("z", [1e-3, 1e-9, 1e-300])
+def test_little_noise_leaves_the_sum_as_it_is(z: float) -> None:
+    found = released(private(z=z), cohort([[3.0, 4.0], [0.1, 0.2]]))
+    torch.testing.assert_close(found, torch.tensor([0.4, 0.6], dtype=torch.float64), rtol=0, atol=1e-10 + 5 * z)
+
+
 @pytest.mark.parametrize("entry", [1e200, 1e-200, 5e-324])
 def test_the_bound_holds_for_extreme_updates(entry: float) -> None:
     algorithm = private()
@@ -277,6 +283,10 @@ def run(algorithm: fl.Algorithm, **options: Any) -> fl.History:
     return fl.simulate(linear(), DATA, algorithm, **{**RUN, **options})
 
 
+def for_a_run(**options: Any) -> fl.Algorithm:
+    return private(cohort=None, **options)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -289,11 +299,12 @@ def run(algorithm: fl.Algorithm, **options: Any) -> fl.History:
         ),
         ({"evaluate_on": ["train"]}, "simulate evaluate_on: expected 'test' or 'validation' with privacy"),
         ({"alignment": True}, "simulate alignment: expected false with privacy"),
+        ({"cohort": 5}, "simulate cohort: expected private's cohort=6, got 5: leave that out"),
     ],
 )
 def test_a_run_that_epsilon_would_not_describe_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(fl.FedloomError) as caught:
-        run(private(), **options)
+        run(private(cohort=6), **options)
     assert str(caught.value).startswith(message)
 
 
@@ -301,12 +312,12 @@ def test_batch_norm_is_refused() -> None:
     pytest.importorskip("dp_accounting")
     task = fl.Task(lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)))
     with pytest.raises(fl.FedloomError, match="private buffers: expected a model without"):
-        fl.simulate(task, DATA, private(), drop_last=True, batch_size=2, **RUN)
+        fl.simulate(task, DATA, for_a_run(), drop_last=True, batch_size=2, **RUN)
 
 
 def test_a_run_tells_nothing_of_its_clients_but_what_has_noise(tmp_path: Path) -> None:
-    run(private(seeded_noise=False), run_dir=tmp_path / "fixed")
-    run(private(clip=fl.adaptive_clip(), count_noise=2.0, seeded_noise=False), run_dir=tmp_path / "adaptive")
+    run(for_a_run(seeded_noise=False), run_dir=tmp_path / "fixed")
+    run(for_a_run(clip=fl.adaptive_clip(), count_noise=2.0, seeded_noise=False), run_dir=tmp_path / "adaptive")
     known = {"round", "pseudo_gradient_norm", "clip_norm", "epsilon", "test_loss", "test_accuracy", "seconds"}
     for name, keys in (("fixed", known), ("adaptive", known | {"unclipped_fraction"})):
         lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
@@ -314,7 +325,7 @@ def test_a_run_tells_nothing_of_its_clients_but_what_has_noise(tmp_path: Path) -
 
 
 def test_epsilon_is_told_in_every_round_and_in_the_summary(tmp_path: Path) -> None:
-    history = run(private(seeded_noise=False), run_dir=tmp_path / "run")
+    history = run(for_a_run(seeded_noise=False), run_dir=tmp_path / "run")
     expected = [fl.epsilon(1.0, 6 / 12, rounds, 1e-5) for rounds in (1, 2, 3)]
     assert [record["epsilon"] for record in history.rounds] == pytest.approx(expected, rel=1e-12)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -329,15 +340,15 @@ def test_epsilon_is_told_in_every_round_and_in_the_summary(tmp_path: Path) -> No
 
 
 def test_the_seed_of_a_run_tells_neither_its_noise_nor_its_cohorts() -> None:
-    noise = [run(private(seeded_noise=False)) for _ in range(2)]
+    noise = [run(for_a_run(seeded_noise=False)) for _ in range(2)]
     assert distance(*noise) > 0.01
     # with next to no noise what is left of the difference is who was drawn
-    cohorts = [run(private(z=1e-9, seeded_noise=False), rounds=5) for _ in range(2)]
+    cohorts = [run(for_a_run(z=1e-9, seeded_noise=False), rounds=5) for _ in range(2)]
     assert distance(*cohorts) > 1e-3
 
 
 def test_seeded_noise_repeats_itself_and_has_no_epsilon() -> None:
-    one, other, another = run(private()), run(private()), run(private(), seed=1)
+    one, other, another = run(for_a_run()), run(for_a_run()), run(for_a_run(), seed=1)
     assert flat(one).equal(flat(other))
     assert distance(one, another) > 0.01
     assert [record["epsilon"] for record in one.rounds] == [math.inf] * 3
@@ -345,21 +356,21 @@ def test_seeded_noise_repeats_itself_and_has_no_epsilon() -> None:
 
 @pytest.mark.parametrize("clip", [0.05, fl.adaptive_clip(initial=0.05)], ids=["fixed", "adaptive"])
 def test_executors_and_chunks_come_to_the_same_model(clip: float | fl.Upload) -> None:
-    algorithm = private(clip=clip, count_noise=2.0)
+    algorithm = for_a_run(clip=clip, count_noise=2.0)
     loop, stacked = (run(algorithm, executor=executor) for executor in EXECUTORS)
     assert distance(loop, stacked) < 1e-9  # of the grid
     assert distance(stacked, run(algorithm, executor="vectorized", chunk=2)) < 1e-9
 
 
 def test_rounds_that_draw_nobody_count() -> None:
-    history = run(private(seeded_noise=False), cohort=1, rounds=12)
+    history = run(for_a_run(seeded_noise=False), cohort=1, rounds=12)
     assert history.state is not None
     assert history.state.round == 12
     assert all(record["pseudo_gradient_norm"] > 0.1 for record in history.rounds)
 
 
 def test_devices_that_are_away_or_drop_out_leave_the_denominator_alone() -> None:
-    history = run(private(z=1e-9), system=fl.System(availability=0.0), rounds=1)
+    history = run(for_a_run(z=1e-9), system=fl.System(availability=0.0), rounds=1)
     assert history.state is not None
     assert history.state.round == 1
     assert history.rounds[0]["pseudo_gradient_norm"] < 1e-6
@@ -367,7 +378,7 @@ def test_devices_that_are_away_or_drop_out_leave_the_denominator_alone() -> None
 
 def test_trials_are_charged_each_by_itself() -> None:
     pytest.importorskip("dp_accounting")
-    trials = [{"algorithm": private(seeded_noise=False)}, {"algorithm": private(z=2.0, seeded_noise=False)}]
+    trials = [{"algorithm": for_a_run(seeded_noise=False)}, {"algorithm": for_a_run(z=2.0, seeded_noise=False)}]
     dear, cheap = fl.simulate_trials(linear(), DATA, trials, **RUN)
     assert dear.rounds[-1]["epsilon"] == pytest.approx(fl.epsilon(1.0, 0.5, 3, 1e-5))
     assert cheap.rounds[-1]["epsilon"] == pytest.approx(fl.epsilon(2.0, 0.5, 3, 1e-5))
@@ -377,7 +388,7 @@ def test_a_private_run_learns() -> None:
     pytest.importorskip("dp_accounting")
     data = fl.load("digits", partition="iid", clients=200)
     task = fl.Task(lambda: fl.models.Logistic(64, 10))
-    algorithm = private(fl.fedavg(client_lr=0.5, weighting=fl.uniform()), clip=1.0, seeded_noise=False)
+    algorithm = for_a_run(base=fl.fedavg(client_lr=0.5, weighting=fl.uniform()), clip=1.0, seeded_noise=False)
     history = fl.simulate(task, data, algorithm, rounds=15, cohort=100, sampler="poisson", batch_size=5)
     assert history.rounds[-1]["test_accuracy"] > 0.7
 

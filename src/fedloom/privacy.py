@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 SENSITIVITY_OF_A_BIT = 0.5
 """Of [||g_k|| <= C] - 1/2, whichever it is."""
 
+LEAST_MULTIPLIER = 2.0**-10
+"""Less noise than this gets no finer grid, on which sums would not fit."""
+
 
 @dataclass(frozen=True)
 class Privacy:
@@ -101,7 +104,7 @@ class Privacy:
     def scale(self, upload: Upload, state: PartState, size: int) -> Scale:
         assert upload.bound is not None, "checked by `check`"
         norm, multiplier = float(upload.bound(state)), self.sum_multiplier(upload)
-        step = step_of(multiplier * norm)
+        step = step_of(max(multiplier, LEAST_MULTIPLIER) * norm)
         # rounding to the grid moves an entry by half a step at most; the other half is for float64's own rounding
         return Scale(multiplier * (norm + step * math.sqrt(size)), step)
 

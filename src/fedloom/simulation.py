@@ -322,6 +322,10 @@ def _setup(given: Mapping[str, Any], place: _Place) -> Setup:
     size = max(cohort_size(cohort, data.population, t, most) for t in (0, rounds - 1))
     if algorithm.privacy is not None:
         _check_private(cohort, who, system, given)
+        if algorithm.privacy.cohort not in (None, size):
+            raise FedloomError(
+                f"simulate cohort: expected private's cohort={algorithm.privacy.cohort:g}, got {size}: leave that out"
+            )
         algorithm = replace(algorithm, privacy=replace(algorithm.privacy, cohort=size, seed=seed))
     used, _ = batching.counts(data.sizes)
     if not bool((used > 0).any()):
