@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import fedloom as fl
 from fedloom import cli
 from fedloom.experiments.schema import read
+from fedloom.experiments.tune_file import read_tune
 from fedloom.noise import step_of
 from fedloom.transforms.base import stateless
 
@@ -382,6 +383,17 @@ def test_trials_are_charged_each_by_itself() -> None:
     dear, cheap = fl.simulate_trials(linear(), DATA, trials, **RUN)
     assert dear.rounds[-1]["epsilon"] == pytest.approx(fl.epsilon(1.0, 0.5, 3, 1e-5))
     assert cheap.rounds[-1]["epsilon"] == pytest.approx(fl.epsilon(2.0, 0.5, 3, 1e-5))
+
+
+def test_a_bar_shows_what_is_spent(capsys: pytest.CaptureFixture[str]) -> None:
+    run(for_a_run(seeded_noise=False), progress=True, rounds=2)
+    assert f"epsilon {fl.epsilon(1.0, 0.5, 2, 1e-5):.3f}" in capsys.readouterr().out
+
+
+def test_a_private_run_is_not_tuned_by_a_loss_it_does_not_tell() -> None:
+    tune = "[tune]\nselect = 'train_loss'\ngrid = { 'algorithm.client_lr' = [0.1] }"
+    with pytest.raises(fl.FedloomError, match=r"^tune.select: expected 'validation' or 'last' with privacy"):
+        read_tune(f"{EXPERIMENT}\n{tune}\n")
 
 
 def test_a_private_run_learns() -> None:

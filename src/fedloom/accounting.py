@@ -25,7 +25,7 @@ LEDGER = "privacy.json"
 def epsilon(noise_multiplier: float, sampling_rate: float, rounds: int, delta: float) -> float:
     """What so many rounds cost: every client is drawn with probability `sampling_rate`, by itself, in each.
 
-    >>> round(epsilon(noise_multiplier=1.0, sampling_rate=0.01, rounds=1000, delta=1e-5), 3)  # doctest: +SKIP
+    >>> round(epsilon(noise_multiplier=1.0, sampling_rate=0.01, rounds=1000, delta=1e-5), 3)
     2.101
     """
     positive("epsilon noise_multiplier", noise_multiplier)

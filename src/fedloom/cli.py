@@ -228,6 +228,12 @@ def tune(
         _fail(f"interrupted; the same command with --out {folder} goes on with what is not finished", INTERRUPTED)
 
 
+_AROUND = {
+    "fedglad": "around any of them: glad = true",
+    "private": "around those whose server reads the mean alone: privacy = { noise_multiplier = 1.0, delta = 1e-5 }",
+}
+
+
 @app.command(name="list")
 def list_(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
@@ -260,7 +266,7 @@ def list_(
     known, papers = titles(), studies()
     _columns(console, "experiments: fedloom run ID", {name: known[name] for name in known if name not in papers})
     _columns(console, "the papers' tables and figures: fedloom reproduce ID", {name: known[name] for name in papers})
-    _columns(console, "algorithms", {**algorithms, "fedglad": "around any of them: glad = true"})
+    _columns(console, "algorithms", {**algorithms, **_AROUND})
     _columns(console, "datasets", data_sections.DATASETS)
     partitions = {
         name: _keywords({key: field for key, field in section.model_fields.items() if key not in ("name", "partition")})

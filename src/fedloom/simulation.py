@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from fedloom import private_runs, random
-from fedloom.accounting import Ledger, require_accounting
+from fedloom import random
 from fedloom.algorithm import Algorithm
 from fedloom.batches import Batching
 from fedloom.callbacks import Callback, begin
@@ -26,12 +25,12 @@ from fedloom.executors.job import Job, Part, cut
 from fedloom.functional import Functional
 from fedloom.history import History
 from fedloom.precision import PRECISIONS, tensor_float
-from fedloom.privacy import Privacy
+from fedloom.private_setup import under_terms, with_ledger
 from fedloom.progress import rounds_bar
 from fedloom.ranks import Ranks, current, local_device
 from fedloom.records import Records
 from fedloom.rundir import CONFIG, RunDirectory
-from fedloom.sampling import Sampler, as_sampler, cohort_size, secret_poisson
+from fedloom.sampling import Sampler, as_sampler, cohort_size
 from fedloom.server_graphs import ServerGraphs
 from fedloom.system import System
 from fedloom.task import Task
@@ -215,21 +214,13 @@ def _trial(setup: Setup, history: History, given: Mapping[str, Any], config: Map
     ranks, path = setup.ranks, given["run_dir"]
     resume = path is not None and ranks.restarted and (Path(path) / CONFIG).exists()
     own = path if ranks.first else None
-    if setup.algorithm.privacy is not None:
-        setup = _kept_private(setup, setup.algorithm.privacy, None if own is None else Path(own))
+    setup = with_ledger(setup, own)
     records = Records(own, config, history, setup.data, setup.seed, resume=resume, every_round=ranks.launched)
     ahead = next(iter(setup.functional.params.values())).is_cuda and ranks.world == 1 and not ranks.launched
     trial = Trial(setup, history, records, ahead=ahead)
     if resume:
         trial.restore(RunDirectory(path, resume=True), rewind=ranks.first)
     return trial
-
-
-def _kept_private(setup: Setup, privacy: Privacy, folder: Path | None) -> Setup:
-    """The run with a ledger, and with cohorts that its seed does not tell."""
-    sampler = setup.sampler if privacy.seeded_noise else secret_poisson(setup.ranks)
-    ledger = Ledger(privacy, setup.data.population, folder, setup.ranks)
-    return replace(setup, sampler=sampler, ledger=ledger)
 
 
 def _drive(trials: Sequence[Trial], job: Job, choice: Choice) -> None:
@@ -320,13 +311,6 @@ def _setup(given: Mapping[str, Any], place: _Place) -> Setup:
         cohort, who, system, data = 1, as_sampler("uniform"), System(), data.pooled
     most = math.inf if who.each_draw_counts else data.population
     size = max(cohort_size(cohort, data.population, t, most) for t in (0, rounds - 1))
-    if algorithm.privacy is not None:
-        _check_private(cohort, who, system, given)
-        if algorithm.privacy.cohort not in (None, size):
-            raise FedloomError(
-                f"simulate cohort: expected private's cohort={algorithm.privacy.cohort:g}, got {size}: leave that out"
-            )
-        algorithm = replace(algorithm, privacy=replace(algorithm.privacy, cohort=size, seed=seed))
     used, _ = batching.counts(data.sizes)
     if not bool((used > 0).any()):
         largest = int(data.sizes.max())
@@ -342,7 +326,7 @@ def _setup(given: Mapping[str, Any], place: _Place) -> Setup:
         estimate = estimate_accumulator(task, data, functional.leaves, seed, batch_size=batching.batch_size)
         recorded["initial_accumulator"] = estimate
         algorithm = replace(algorithm, server=algorithm.server.resolve(estimate))
-    return Setup(
+    setup = Setup(
         task=task,
         data=data,
         algorithm=algorithm,
@@ -360,21 +344,7 @@ def _setup(given: Mapping[str, Any], place: _Place) -> Setup:
         callbacks=tuple(given["callbacks"]),
         recorded=recorded,
     )
-
-
-def _check_private(cohort: Any, sampler: Sampler, system: System, given: Mapping[str, Any]) -> None:
-    wrong = private_runs.objection(
-        sampler=sampler.name,
-        forced=bool(sampler.forced),
-        fixed_cohort=not callable(cohort),
-        over_selection=system.over_selection,
-        evaluate_on=given["evaluate_on"],
-        alignment=given["alignment"],
-    )
-    if wrong is not None:
-        key, expected, got = wrong
-        raise FedloomError(f"simulate {key}: expected {expected}; got {got!r}")
-    require_accounting()
+    return under_terms(setup)
 
 
 def _check_stackable(setups: Sequence[Setup]) -> None:
