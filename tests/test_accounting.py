@@ -15,8 +15,8 @@ from fedloom.errors import Damaged
 from fedloom.privacy import Privacy
 
 PUBLISHED = {
-    # McMahan et al. 2018, Learning differentially private recurrent language models, table 1: 763,430 users, 5,000 of
-    # them expected in each of 5,000 rounds
+    # McMahan et al. 2018, Learning differentially private recurrent language models: 763,430 users, 5,000 of them
+    # expected in each of 5,000 rounds
     "DP-FedAvg": (1.0, 5000 / 763_430, 5000, 1e-9, 4.634),
     # Abadi et al. 2016, Deep learning with differential privacy, figure 2: the moments accountant at 100 epochs
     "DP-SGD": (4.0, 0.01, 10_000, 1e-5, 1.26),
