@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedloom import models as models
     from fedloom import sampling as sampling
     from fedloom import schedule as schedule
+    from fedloom.accounting import epsilon as epsilon
     from fedloom.algorithm import Algorithm as Algorithm
     from fedloom.algorithm import replace as replace
     from fedloom.algorithms import central as central
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from fedloom.algorithms import fedsgd as fedsgd
     from fedloom.algorithms import fedyogi as fedyogi
     from fedloom.algorithms import normalized_fedavg as normalized_fedavg
+    from fedloom.algorithms import private as private
     from fedloom.algorithms import scaffold as scaffold
     from fedloom.callbacks import stop_at as stop_at
     from fedloom.data import partition as partition
@@ -72,10 +74,11 @@ if TYPE_CHECKING:
     from fedloom.weighting import uniform as uniform
 
 _HOMES = {
+    "accounting": ("epsilon",),
     "algorithm": ("Algorithm", "replace"),
     "algorithms": (
         *("central", "fedadagrad", "fedadam", "fedadp", "fedavg", "fedavgm", "feddyn", "fedglad", "fedlamb", "fedlars"),
-        *("fednova", "fedprox", "fedsgd", "fedyogi", "normalized_fedavg", "scaffold"),
+        *("fednova", "fedprox", "fedsgd", "fedyogi", "normalized_fedavg", "private", "scaffold"),
     ),
     "callbacks": ("stop_at",),
     "data.catalog": ("load",),

@@ -62,10 +62,16 @@ class Aggregate:
     combine: PartState = None
     cosine: float | Tensor = float("nan")
     mean_norm: float | Tensor = 0.0
+    expected: int | None = None  # under noise: how many were to come; how many did is not told, nor that nobody did
 
     @property
     def admitted(self) -> int:
         return len(self.order)
+
+    @property
+    def void(self) -> bool:
+        """Whether the round has not happened."""
+        return not self.admitted and self.expected is None
 
 
 class Aggregation:

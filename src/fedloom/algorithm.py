@@ -15,6 +15,7 @@ from fedloom import tree
 from fedloom.aggregate import Aggregate, Aggregation, Rule, require
 from fedloom.errors import FedloomError, choose
 from fedloom.memory import Memory
+from fedloom.privacy import Privacy, check, summed
 from fedloom.ranks import ALONE, Ranks
 from fedloom.readings import Packed, Readings, pack
 from fedloom.schedule import Schedule, constant
@@ -53,6 +54,7 @@ class Algorithm:
     combine: Weighting
     server: Transform
     memory: Memory | None = None
+    privacy: Privacy | None = None  # noise on the sum of the updates
 
     def __post_init__(self) -> None:
         for slot, kind in _KINDS.items():
@@ -60,6 +62,8 @@ class Algorithm:
             if not isinstance(part, kind) and not (slot == "memory" and part is None):
                 hint = ": call it" if callable(part) else ""
                 raise FedloomError(f"{self.name} {slot}: expected a {kind.__name__}, got {part!r}{hint}")
+        if self.privacy is not None:
+            check(self)
 
     @property
     def client_rates(self) -> Schedule:
@@ -88,6 +92,8 @@ class Algorithm:
                 raise FedloomError(f"params[{name!r}]: expected a tensor, got {type(leaf).__name__}")
             if not leaf.is_floating_point():
                 raise FedloomError(f"params[{name!r}]: expected a floating dtype, got {leaf.dtype}: pass it in buffers")
+        if self.privacy is not None:
+            self.privacy.check_start(self.upload, population, buffers or {})
         exact = _exact(params)
         device = next(iter(exact.values())).device
         return State(
@@ -131,11 +137,17 @@ class Algorithm:
         A `shortcut` may then do the server's work.
         """
         totals = self.memory is not None and self.memory.sums_updates
-        rule = Rule(self.upload, self.combine, needs, totals, trusting, ranks)
+        upload, combine = self.upload, self.combine
+        if self.privacy is not None:
+            upload = self.privacy.bounded(upload, sum(leaf.numel() for leaf in params.values()))
+            combine = summed()
+            trusting = False  # noise is added once: nothing is taken back
+        rule = Rule(upload, combine, needs, totals, trusting, ranks)
         return Intake(self, Aggregation(params, state, rule), shortcut if trusting else None)
 
     def __repr__(self) -> str:
-        slots = ", ".join(f"{name}={getattr(self, name)!r}" for name in SLOTS if getattr(self, name) is not None)
+        shown = (*SLOTS, "privacy")
+        slots = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown if getattr(self, name) is not None)
         return f"{self.name}({slots})"
 
 
@@ -170,8 +182,10 @@ class Intake:
                 return After(outcome, state.round + 1, self.aggregation.roster())
         self._add_waiting()
         got = self.aggregation.finish()
+        if self.algorithm.privacy is not None:
+            got = self.algorithm.privacy.release(got, self.algorithm.upload, params, state, rule.ranks)
         outcome = server_step(self.algorithm, params, state, got, also or {})
-        return After(outcome, state.round + bool(got.admitted), got)
+        return After(outcome, state.round + (not got.void), got)
 
 
 @dataclass(frozen=True)
@@ -197,8 +211,9 @@ def server_step(
         "mean_update_norm": got.mean_norm,
         "cosine": got.cosine,
     }
-    if got.admitted:
-        info = Info(state.round, got.gradient, got.admitted, state.population, got.squares, got.extra)
+    if not got.void:
+        admitted = got.admitted if got.expected is None else got.expected
+        info = Info(state.round, got.gradient, admitted, state.population, got.squares, got.extra)
         x = _exact(params)
         step, server, info = algorithm.server.update(got.gradient, state.server, x, info)
         shared = state.memory

@@ -7,16 +7,19 @@ All take `weighting`, and all but FedSGD the clients' settings: `client_optimize
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TypedDict, Unpack
 
 from fedloom.algorithm import Algorithm, Work, replace
 from fedloom.errors import FedloomError, choose, positive
 from fedloom.memory import Memory, controls, duals
+from fedloom.privacy import Privacy
 from fedloom.schedule import Rate, as_schedule
 from fedloom.transforms import corrections as correct
 from fedloom.transforms import optimizers as opt
 from fedloom.transforms.base import Transform, chain, stateless
-from fedloom.upload import keep
+from fedloom.upload import Upload, keep
+from fedloom.upload import clip as clip_to
 from fedloom.weighting import Weighting, by_angle, by_effective_steps, by_examples, uniform
 
 CLIENT_OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "yogi")
@@ -231,6 +234,40 @@ def fedglad(algorithm: Algorithm, beta: float = 0.9, gamma: float = 0.02, groupi
         raise FedloomError(f"fedglad: expected an Algorithm to wrap, got {algorithm!r}")
     server = chain(correct.glad(beta, gamma, grouping), algorithm.server)
     return replace(algorithm, name=f"fedglad({algorithm.name})", server=server)
+
+
+def private(
+    algorithm: Algorithm,
+    *,
+    clip: float | Upload,
+    noise_multiplier: float,
+    delta: float,
+    cohort: float | None = None,
+    count_noise: float | None = None,
+    seeded_noise: bool = False,
+) -> Algorithm:
+    """Client-level differential privacy (McMahan et al. 2018) around an algorithm whose server reads the mean alone.
+
+    g = (sum_k clip_C(g_k) + N(0, (z C)^2)) / (q N), z the `noise_multiplier`, q N the expected cohort.
+
+    `clip` is the norm C, or `fl.adaptive_clip(...)`, whose count of unclipped clients gets noise of its own (Andrew et
+    al. 2021). Cohorts are Poisson samples and weights uniform; epsilon is told for `delta`. `simulate` knows the
+    cohort; who calls `apply` passes it. `seeded_noise` repeats itself, for tests: it protects nobody.
+
+    >>> import fedloom as fl
+    >>> private(fl.fedavg(client_lr=0.1, weighting=fl.uniform()), clip=0.5, noise_multiplier=1.0, delta=1e-5).upload
+    clip(0.5)
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise FedloomError(f"private: expected an Algorithm to wrap, got {algorithm!r}")
+    if algorithm.upload.name != "keep()":
+        raise FedloomError(f"private: expected upload=fl.keep(), since it clips by itself; got {algorithm.upload}")
+    return dataclasses.replace(
+        algorithm,
+        name=f"private({algorithm.name})",
+        upload=clip if isinstance(clip, Upload) else clip_to(clip),
+        privacy=Privacy(noise_multiplier, delta, cohort, count_noise, seeded_noise),
+    )
 
 
 def _fill(

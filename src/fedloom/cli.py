@@ -75,6 +75,10 @@ def run(
     executor: Annotated[str | None, typer.Option(help="auto, loop or vectorized.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0, mps, ...")] = None,
     data: Annotated[Path | None, typer.Option(help="Where data sets are looked for.")] = None,
+    seeded_noise: Annotated[
+        bool,
+        typer.Option("--seeded-noise", help="For tests of private runs: noise that repeats itself. Epsilon is void."),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
     """Run an experiment: every algorithm with every seed, then a table and a picture.
@@ -93,9 +97,13 @@ def run(
     overrides += [f"{key}={value}" for key, value in (("executor", executor), ("device", device)) if value is not None]
     file = find(experiment)
     if is_study(contents(file)):
+        if seeded_noise:
+            raise FedloomError("--seeded-noise: expected an experiment with privacy, got a study")
         _reproduce(read_study(file, overrides), file, out, data, quiet)
         return
     wanted = read(file, overrides)
+    if seeded_noise:
+        wanted = wanted.with_seeded_noise()
     _check_folder("--data", data)
     if out is None and by_torchrun():
         raise FedloomError("--out: expected a folder that all ranks agree on, got none: name one")
@@ -220,6 +228,12 @@ def tune(
         _fail(f"interrupted; the same command with --out {folder} goes on with what is not finished", INTERRUPTED)
 
 
+_AROUND = {
+    "fedglad": "around any of them: glad = true",
+    "private": "around those whose server reads the mean alone: privacy = { noise_multiplier = 1.0, delta = 1e-5 }",
+}
+
+
 @app.command(name="list")
 def list_(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
@@ -252,7 +266,7 @@ def list_(
     known, papers = titles(), studies()
     _columns(console, "experiments: fedloom run ID", {name: known[name] for name in known if name not in papers})
     _columns(console, "the papers' tables and figures: fedloom reproduce ID", {name: known[name] for name in papers})
-    _columns(console, "algorithms", {**algorithms, "fedglad": "around any of them: glad = true"})
+    _columns(console, "algorithms", {**algorithms, **_AROUND})
     _columns(console, "datasets", data_sections.DATASETS)
     partitions = {
         name: _keywords({key: field for key, field in section.model_fields.items() if key not in ("name", "partition")})

@@ -21,7 +21,10 @@ def rounds_bar(rounds: int, shown: bool) -> Iterator[Callable[[dict[str, Any]], 
 
         def show(record: dict[str, Any]) -> None:
             accuracy = record.get("test_accuracy")
-            said = f"loss {record['train_loss']:.3f}" + ("" if accuracy is None else f"  accuracy {accuracy:.1%}")
+            # a private run tells what it has spent instead of its clients' loss
+            name, value = next((name, record[name]) for name in ("epsilon", "train_loss") if name in record)
+            said = f"{name.removeprefix('train_')} {value:.3f}"
+            said += "" if accuracy is None else f"  accuracy {accuracy:.1%}"
             bar.update(task, advance=1, description=said)
 
         yield show

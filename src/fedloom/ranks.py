@@ -16,7 +16,7 @@ from fedloom import launched
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which process this is, of how many; every exchange between them goes through `gather`."""
+    """Which process this is, of how many; every exchange between them goes through it."""
 
     rank: int = 0
     world: int = 1
@@ -43,6 +43,14 @@ class Ranks:
         parts = [torch.empty_like(padded) for _ in range(self.world)]
         distributed.all_gather(parts, padded)
         return [part[: int(length)] for part, length in zip(parts, lengths, strict=True)]
+
+    def broadcast(self, own: Tensor) -> Tensor:
+        """The first rank's tensor, on every rank; all have one of its shape."""
+        if self.world > 1:
+            from torch import distributed
+
+            distributed.broadcast(own, 0)
+        return own
 
     def gather_json(self, own: Any) -> list[Any]:
         """Every rank's plain value (numbers, strings, lists, dicts); as text, since unpickling trusts the sender."""

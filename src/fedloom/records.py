@@ -73,8 +73,10 @@ class Records:
             return
         history = trial.history
         self.keep(len(history.rounds), trial)
+        ledger = trial.setup.ledger
         self.directory.summary(
             {
+                **({} if ledger is None else {"privacy": ledger.figures()}),
                 "seed": self.seed,
                 "rounds": len(history.rounds),
                 "final": history.rounds[-1] if history.rounds else {},

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from fedloom import random
 from fedloom.errors import FedloomError, choose
+from fedloom.noise import secure
+from fedloom.ranks import Ranks
 from fedloom.types import Needs, PartState, Report
 
 
@@ -98,6 +100,20 @@ def poisson() -> Sampler:
         population = len(examples)
         here = random.uniform(key, population) < size / population
         return Drawn(torch.nonzero(here & (examples > 0)).flatten())
+
+    return Sampler("poisson", draw)
+
+
+def secret_poisson(ranks: Ranks) -> Sampler:
+    """`poisson` from the system's secure source: privacy counts on nobody's knowing who was drawn.
+
+    The first rank draws for all.
+    """
+
+    def draw(key: Tensor, size: int, examples: Tensor, state: PartState) -> Drawn:
+        population = len(examples)
+        here = (secure(population) < size / population).to(ranks.device, torch.uint8)
+        return Drawn(torch.nonzero(ranks.broadcast(here).to(examples.device).bool() & (examples > 0)).flatten())
 
     return Sampler("poisson", draw)
 

@@ -25,6 +25,7 @@ from fedloom.executors.job import Job, Part, cut
 from fedloom.functional import Functional
 from fedloom.history import History
 from fedloom.precision import PRECISIONS, tensor_float
+from fedloom.private_setup import under_terms, with_ledger
 from fedloom.progress import rounds_bar
 from fedloom.ranks import Ranks, current, local_device
 from fedloom.records import Records
@@ -213,6 +214,7 @@ def _trial(setup: Setup, history: History, given: Mapping[str, Any], config: Map
     ranks, path = setup.ranks, given["run_dir"]
     resume = path is not None and ranks.restarted and (Path(path) / CONFIG).exists()
     own = path if ranks.first else None
+    setup = with_ledger(setup, own)
     records = Records(own, config, history, setup.data, setup.seed, resume=resume, every_round=ranks.launched)
     ahead = next(iter(setup.functional.params.values())).is_cuda and ranks.world == 1 and not ranks.launched
     trial = Trial(setup, history, records, ahead=ahead)
@@ -324,7 +326,7 @@ def _setup(given: Mapping[str, Any], place: _Place) -> Setup:
         estimate = estimate_accumulator(task, data, functional.leaves, seed, batch_size=batching.batch_size)
         recorded["initial_accumulator"] = estimate
         algorithm = replace(algorithm, server=algorithm.server.resolve(estimate))
-    return Setup(
+    setup = Setup(
         task=task,
         data=data,
         algorithm=algorithm,
@@ -342,6 +344,7 @@ def _setup(given: Mapping[str, Any], place: _Place) -> Setup:
         callbacks=tuple(given["callbacks"]),
         recorded=recorded,
     )
+    return under_terms(setup)
 
 
 def _check_stackable(setups: Sequence[Setup]) -> None:

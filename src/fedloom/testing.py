@@ -64,6 +64,10 @@ def check_algorithm(algorithm: Algorithm) -> None:
     """
     if not isinstance(algorithm, Algorithm):
         raise FedloomError(f"check_algorithm: expected an Algorithm, got {algorithm!r}")
+    if algorithm.privacy is not None:
+        raise FedloomError(
+            "check_algorithm: expected an algorithm without noise, got a private one: check what it wraps"
+        )
     if algorithm.server.resolve is not None:
         algorithm = dataclasses.replace(algorithm, server=algorithm.server.resolve(0.1))
     _play(algorithm, torch.float32)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom import checkpoint, random, round_numbers, tree
+from fedloom import checkpoint, private_runs, random, round_numbers, tree
+from fedloom.accounting import Ledger
 from fedloom.aggregate import gather_columns
 from fedloom.algorithm import After, Algorithm, Intake, Shortcut
 from fedloom.batches import Batching
@@ -61,6 +62,7 @@ class Setup:
     draws: bool = False
     recorded: Mapping[str, Any] = field(default_factory=dict)  # what was estimated for it
     ranks: Ranks = ALONE
+    ledger: Ledger | None = None  # of a private run
     shortcut: Shortcut | None = None  # for the server's side of a round that nobody waits for
 
     @property
@@ -103,6 +105,7 @@ class Trial:
     def __init__(self, setup: Setup, history: History, records: Records, ahead: bool = False) -> None:
         self.setup, self.history, self.records = setup, history, records
         self.ahead = ahead and not setup.sampler.observes  # else a draw waits for the last round's report
+        self.ahead &= setup.ledger is None  # no round is begun, and charged, that may be taken back
         self.x = setup.functional.params
         data = setup.data
         self.state = setup.algorithm.init(
@@ -185,6 +188,8 @@ class Trial:
         """The server step, for which nobody waits where rows are trusted."""
         told = {"loss": round.losses} | {f"counted/{name}": parts for name, parts in round.counted.items()}
         gathered = gather_columns(self.setup.ranks, {name: parts for name, parts in told.items() if parts})
+        if self.setup.ledger is not None:
+            self.setup.ledger.charge()
         round.after = round.intake.close({name: torch.cat(parts) for name, parts in gathered.items()})
         self.x, self.state = round.after.params, round.after.state
         if self.setup.algorithm.keeps_rows:
@@ -239,7 +244,7 @@ class Trial:
         """A round's numbers are here: check, learn, evaluate, record, and ask the callbacks."""
         setup, t, after = self.setup, round.t, round.outcome
         report = after.report()
-        self.lost = _lost(self.lost, report)
+        self.lost = _lost(self.lost, report) if setup.ledger is None else {}
         if (diverged := self._diverged(t, after)) is not None:
             self._take_back()
             self._undo(round)
@@ -265,6 +270,9 @@ class Trial:
             record |= round_numbers.angles(report)
         if self.labels is not None:
             record["label_cosine"] = round_numbers.label_cosine(report, self.labels)
+        if setup.ledger is not None:
+            record = private_runs.covered(record, setup.algorithm.upload.learns)
+            record["epsilon"] = setup.ledger.epsilon
         evaluated = (t + 1) % setup.every == 0 or t + 1 == setup.rounds
         if evaluated:
             record |= self._measure(t, after)

@@ -44,6 +44,12 @@ class Upload:
     init: Callable[[], PartState] = _no_init
     settle: Callable[[PartState, dict[str, Number]], PartState] = _no_settle
     report: Callable[[PartState, dict[str, Number]], dict[str, Number]] = _no_report
+    bound: Callable[[PartState], Number] | None = None  # the largest norm it lets through, where there is one
+
+    @property
+    def learns(self) -> bool:
+        """Whether it changes with what it noted."""
+        return self.settle is not _no_settle
 
     def then(self, *others: Upload) -> Upload:
         if not others:
@@ -95,6 +101,7 @@ def clip(norm: float) -> Upload:
         f"clip({norm:g})",
         lambda update, state: _clip(update, norm),
         report=lambda state, notes: {"clip_norm": norm, "unclipped_fraction": notes["unclipped"]},
+        bound=lambda state: norm,
     )
 
 
@@ -116,6 +123,7 @@ def adaptive_clip(quantile: float = 0.8, initial: float = 1.0, lr: float = 0.2) 
         lambda: {"rho": float(initial)},
         lambda state, notes: {"rho": _geometric(state["rho"], notes["unclipped"], quantile, lr)},
         lambda state, notes: {"clip_norm": state["rho"], "unclipped_fraction": notes["unclipped"]},
+        lambda state: state["rho"],
     )
 
 

@@ -40,7 +40,7 @@ client_lr = { schedule = "geometric", base = 0.1 }
 glad = true
 """
 NEEDED: dict[str, dict[str, Any]] = {"fedprox": {"mu": 0.1}, "feddyn": {"alpha": 0.1}, "fedsgd": {}}
-SLOTS = {"name", "label", "clip", "adaptive_clip", "zeroing", "glad", "server"}
+SLOTS = {"name", "label", "clip", "adaptive_clip", "zeroing", "glad", "server", "privacy"}
 
 
 def needed(name: str) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def test_every_constructor_has_a_section() -> None:
         for name, value in vars(algorithms).items()
         if inspect.isfunction(value) and value.__module__ == algorithms.__name__ and not name.startswith("_")
     }
-    assert constructors - {"fedglad"} == set(ALGORITHMS)
+    assert constructors - {"fedglad", "private"} == set(ALGORITHMS)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -198,6 +198,14 @@ def test_model_sections_and_entries(name: str) -> None:
 def test_slot_sections(model: type[Section], function: Any) -> None:
     assert set(model.model_fields) == set(own_parameters(function))
     assert_same_defaults(model, own_parameters(function))
+
+
+def test_privacy_has_the_keywords_that_other_keys_do_not_settle() -> None:
+    """`clip` and `adaptive_clip` stand beside the table, and a run knows its cohort."""
+    parameters = own_parameters(algorithms.private)
+    own = {name: parameters[name] for name in parameters.keys() - {"algorithm", "clip", "cohort"}}
+    assert set(algorithm_sections.PrivacySection.model_fields) == set(own)
+    assert_same_defaults(algorithm_sections.PrivacySection, own)
 
 
 @pytest.mark.parametrize("name", TORCH_OPTIMIZERS)

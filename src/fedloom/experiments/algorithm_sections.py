@@ -144,6 +144,13 @@ class Glad(Section):
     grouping: Literal["group", "universal"] = "group"
 
 
+class PrivacySection(Section):
+    noise_multiplier: Positive
+    delta: Annotated[float, Field(gt=0, lt=1), Expected("a number above 0 and below 1")]
+    count_noise: Positive | None = None
+    seeded_noise: Annotated[bool, Expected("true or false")] = False
+
+
 class TorchServer(Section):
     """A torch optimizer in the server slot; the keys beside `torch` are its own options."""
 
@@ -182,6 +189,7 @@ class AlgorithmSection(Section):
     adaptive_clip: Annotated[AdaptiveClip | None, BeforeValidator(_switch)] = None
     zeroing: Annotated[Zeroing | None, BeforeValidator(_switch)] = None
     glad: Annotated[Glad | None, BeforeValidator(_switch)] = None
+    privacy: PrivacySection | None = None
 
     @model_validator(mode="after")
     def _one_clip(self) -> Self:
@@ -189,9 +197,22 @@ class AlgorithmSection(Section):
             raise mistake("none beside adaptive_clip", "clip", self.clip)
         return self
 
+    @model_validator(mode="after")
+    def _private(self) -> Self:
+        if self.privacy is None:
+            return self
+        if self.clip is None and self.adaptive_clip is None:
+            raise mistake("a clip norm beside privacy, or adaptive_clip", "clip")
+        if self.weighting != "uniform":
+            raise mistake("'uniform' beside privacy: all clients count alike", "weighting", self.weighting)
+        if self.zeroing is not None:
+            raise mistake("none beside privacy: its threshold would have no noise", "zeroing", self.zeroing)
+        return self
+
     def title(self) -> str:
         """What tables and pictures call it."""
-        return self.label or (f"fedglad({self.name})" if self.glad else self.name)
+        name = f"private({self.name})" if self.privacy else self.name
+        return self.label or (f"fedglad({name})" if self.glad else name)
 
 
 class Trained(AlgorithmSection):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedloom import algorithms, schedule, task, upload, weighting
+from fedloom.accounting import require_accounting
 from fedloom.algorithm import Algorithm, replace
 from fedloom.data import catalog
 from fedloom.data.federated import FederatedData
@@ -33,7 +34,7 @@ from fedloom.system import System
 from fedloom.task import Task
 from fedloom.transforms.base import chain, from_torch
 
-_SLOTS = {"name", "label", "clip", "adaptive_clip", "zeroing", "glad", "server"}
+_SLOTS = {"name", "label", "clip", "adaptive_clip", "zeroing", "glad", "server", "privacy"}
 
 
 def build_algorithm(spec: AlgorithmSection) -> Algorithm:
@@ -47,6 +48,16 @@ def build_algorithm(spec: AlgorithmSection) -> Algorithm:
     options = {key: _rate(value) for key, value in given.items() if value is not None}
     options["weighting"] = getattr(weighting, spec.weighting)()
     algorithm: Algorithm = getattr(algorithms, spec.name)(**options)
+    server: TorchServer | None = getattr(spec, "server", None)
+    if server is not None:
+        algorithm = replace(algorithm, server=from_torch(getattr(torch.optim, server.torch), **server.options()))
+    if spec.glad:
+        algorithm = algorithms.fedglad(algorithm, **dict(spec.glad))
+    if spec.privacy:
+        require_accounting()
+        fixed = upload.clip(spec.clip) if spec.clip is not None else upload.keep()
+        clip = upload.adaptive_clip(**dict(spec.adaptive_clip)) if spec.adaptive_clip else fixed
+        return algorithms.private(algorithm, clip=clip, **dict(spec.privacy))
     leaves = [
         *([upload.zeroing(**dict(spec.zeroing))] if spec.zeroing else []),
         *([upload.clip(spec.clip)] if spec.clip is not None else []),
@@ -54,10 +65,7 @@ def build_algorithm(spec: AlgorithmSection) -> Algorithm:
     ]
     if leaves:
         algorithm = replace(algorithm, upload=leaves[0] if len(leaves) == 1 else chain(*leaves))
-    server: TorchServer | None = getattr(spec, "server", None)
-    if server is not None:
-        algorithm = replace(algorithm, server=from_torch(getattr(torch.optim, server.torch), **server.options()))
-    return algorithms.fedglad(algorithm, **dict(spec.glad)) if spec.glad else algorithm
+    return algorithm
 
 
 def build_data(spec: DataSection, folder: Path | None = None, shelf: catalog.Shelf | None = None) -> FederatedData:

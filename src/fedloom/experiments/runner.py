@@ -56,6 +56,8 @@ class RunResult:
 
     def figures(self) -> dict[str, Any]:
         """The run in a line of the summary."""
+        last = self.rounds[-1] if self.rounds else {}
+        spent = {"epsilon": last["epsilon"]} if "epsilon" in last else {}
         return {
             "label": self.label,
             "seed": self.seed,
@@ -66,6 +68,7 @@ class RunResult:
             "test_loss": self.final("test_loss"),
             "seconds": self.seconds,
             "diverged": None if self.diverged is None else str(self.diverged),
+            **spent,
         }
 
 
@@ -150,13 +153,23 @@ class _Watch:
         stack = f" {got['chunk']} at a time" if got["executor"] == "vectorized" else ""
         how = f"{got['device']}, {got['dtype']}, {threads}, about {got['memory_mib']:,} MiB"
         self.tell(f"executor: {got['executor']}{stack}, {how}: {got['why']}")
+        if (privacy := self.run.algorithm.privacy) is not None and privacy.seeded_noise:
+            self.tell("privacy: the noise is seeded, for a test: it protects nobody, and epsilon is void")
 
     def __call__(self, record: dict[str, Any]) -> bool:
         self.seen.append(record)
         accuracy, target = record.get("test_accuracy"), self.run.experiment.target
         shown = "" if accuracy is None else f"  {accuracy:.1%}"
+        if "epsilon" in record:
+            self._tell_epsilon(record)
         self.bar.update(self.bar.task_ids[0], advance=1, description=f"{self.run.label}, seed {self.run.seed}{shown}")
         return accuracy is not None and target is not None and accuracy >= target
+
+    def _tell_epsilon(self, record: Mapping[str, Any]) -> None:
+        privacy = self.run.algorithm.privacy
+        assert privacy is not None
+        spent = "void" if privacy.seeded_noise else f"{record['epsilon']:.4g} at delta {privacy.delta:g}"
+        self.tell(f"{self.run.label}, seed {self.run.seed}, round {record['round'] + 1}: epsilon {spent}")
 
 
 def _one(

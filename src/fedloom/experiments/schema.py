@@ -18,6 +18,7 @@ import tomli_w
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from fedloom import private_runs
 from fedloom.errors import FedloomError, choose
 from fedloom.experiments.algorithm_sections import ALGORITHMS, SCHEDULES, AlgorithmSection, AnyAlgorithm
 from fedloom.experiments.data_sections import PARTITIONS, AnyData
@@ -168,10 +169,36 @@ class Experiment(Section):
             raise mistake(f"none beside epochs = {self.epochs}: give one of them", "steps", self.steps)
         if "validation" in self.evaluate_on and self.validation is None:
             raise mistake("a share of clients to hold out, for evaluate_on = ['validation']", "validation")
+        wrong = self._against_privacy() if any(part.privacy for part in self.algorithms) else None
+        if wrong is not None:
+            key, expected, got = wrong
+            raise mistake(expected, key, got)
         clients = self.data.clients
         if clients and self.sampler != "multinomial" and isinstance(self.cohort, int) and self.cohort > clients:
             raise mistake(f"at most data.clients = {clients}", "cohort", self.cohort)
         return self
+
+    def _against_privacy(self) -> tuple[str, str, Any] | None:
+        return private_runs.objection(
+            sampler=self.sampler,
+            forced=bool(self.forced),
+            fixed_cohort=not isinstance(self.cohort, Doubling),
+            over_selection=self.system.over_selection,
+            evaluate_on=self.evaluate_on,
+            alignment=self.alignment,
+        )
+
+    def with_seeded_noise(self) -> Experiment:
+        """The same with noise that repeats itself, which protects nobody."""
+        if not any(part.privacy for part in self.algorithms):
+            raise FedloomError("--seeded-noise: expected an algorithm with privacy, got none")
+        seeded = [
+            part.model_copy(update={"privacy": part.privacy.model_copy(update={"seeded_noise": True})})
+            if part.privacy
+            else part
+            for part in self.algorithms
+        ]
+        return self.model_copy(update={"algorithms": seeded})
 
     def runs(self) -> list[RunSpec]:
         """One run for every algorithm and seed, each an experiment of its own with a folder name of its own.

@@ -156,6 +156,8 @@ class TuneFile:
         if self.tune.select == "validation":
             changes |= {"validation": self.tune.validation, "evaluate_on": ["validation"]}
         if self.tune.select == "train_loss":
+            if any(part.privacy for part in experiment.algorithms):
+                raise FedloomError("tune.select: expected 'validation' or 'last' with privacy, got 'train_loss'")
             changes["rounds"] = max(1, math.ceil(self.tune.first * experiment.rounds - 1e-9))
         return experiment.model_copy(update=changes)
 

@@ -16,7 +16,7 @@ LEARNING = ("test_accuracy", "test_recall", "test_loss", "train_loss")
 INSIDE = (
     *("trainset_accuracy", "trainset_loss", "train_accuracy", "pseudo_gradient_norm", "mean_update_norm", "cosine"),
     *("gsi", "glad_ratio", "clip_norm", "unclipped_fraction", "divergence", "norm_variation", "label_cosine"),
-    *("refused", "admitted"),
+    *("epsilon", "refused", "admitted"),
 )
 TITLES = {
     "test_accuracy": "Test accuracy",
@@ -36,6 +36,7 @@ TITLES = {
     "divergence": "Distance of the clients' gradients to their mean",
     "norm_variation": "Spread of the clients' squared norms, over their mean",
     "label_cosine": "Cosine of the cohort's labels with everybody's",
+    "epsilon": "Privacy spent (epsilon)",
     "refused": "Clients refused",
     "admitted": "Clients admitted",
     "asked": "Clients asked",

@@ -33,6 +33,7 @@ class Transform:
     init: Init = _no_state
     resolve: Callable[[float], Transform] | None = None  # what becomes of it once an 'estimate' is known
     rates: Schedule | None = None  # the learning rate in it
+    reads_clients: bool = False  # whether it reads of the clients more than their mean
 
     def then(self, *others: Transform) -> Transform:
         if not others:
@@ -55,7 +56,8 @@ class Transform:
 
         pending = resolve if any(part.resolve for part in parts) else None
         rates = next((part.rates for part in reversed(parts) if part.rates is not None), None)
-        return Transform(f"chain({', '.join(part.name for part in parts)})", update, init, pending, rates)
+        name = f"chain({', '.join(part.name for part in parts)})"
+        return Transform(name, update, init, pending, rates, any(part.reads_clients for part in parts))
 
     def __repr__(self) -> str:
         return self.name

@@ -75,7 +75,7 @@ def drift(alpha: float) -> Transform:
         raw = tree.map(lambda g, h: g + h / alpha, info.raw, h)
         return step, {"h": h}, replace(info, raw=raw)
 
-    return Transform(f"drift({alpha:g})", update, lambda params: {"h": tree.zeros_like(params)})
+    return Transform(f"drift({alpha:g})", update, lambda params: {"h": tree.zeros_like(params)}, reads_clients=True)
 
 
 def glad(beta: float = 0.9, gamma: float = 0.02, grouping: str = "group") -> Transform:
@@ -113,7 +113,8 @@ def glad(beta: float = 0.9, gamma: float = 0.02, grouping: str = "group") -> Tra
         state = {"baseline": baseline, "count": t + 1}
         return scaled, state, replace(info, notes=info.notes | notes)  # info.raw stays: second moments read it
 
-    return Transform(f"glad(beta={beta:g}, gamma={gamma:g}, grouping={grouping!r})", update, init)
+    name = f"glad(beta={beta:g}, gamma={gamma:g}, grouping={grouping!r})"
+    return Transform(name, update, init, reads_clients=True)
 
 
 def _indicator(spread: Tensor, mean: Tensor) -> Tensor:
