@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedloom.data.catalog import Shelf, options_of
+from fedloom.documents import read_json, read_records, read_toml
 from fedloom.errors import Diverged, FedloomError
 from fedloom.experiments import build
 from fedloom.experiments.measures import Outcome
@@ -26,12 +26,12 @@ MOST = 32
 DENSE = ("logistic", "mlp", "autoencoder", "tag_predictor")
 """Models that a CPU trains faster stacked. The others it trains one after another, so each run is soon on disk."""
 
-_NOT_THE_NUMBERS = {"name", "title", "executor", "chunk", "device", "threads", "compile"}
+_NOT_THE_NUMBERS = {"name", "title", "executor", "chunk", "device", "threads", "compile", "deterministic"}
 """Settings that another machine may have otherwise: a run made there is not made again."""
 
 _SHARED = (
     *("rounds", "epochs", "steps", "batch_size", "drop_last", "validation"),
-    *("executor", "device", "dtype", "compile", "precision", "chunk", "threads"),
+    *("executor", "device", "dtype", "compile", "precision", "deterministic", "chunk", "threads"),
 )
 """What all runs of a stack have alike."""
 
@@ -110,7 +110,8 @@ def _trial(run: StudyRun, shelf: Shelf, data_folder: Path | None) -> dict[str, A
 
 
 def _simulate(experiment: Experiment, trials: Sequence[dict[str, Any]], data_folder: Path | None) -> list[History]:
-    together = {name: trials[0][name] for name in ("executor", "chunk", "device", "dtype", "compile", "precision")}
+    how = ("executor", "chunk", "device", "dtype", "compile", "precision", "deterministic")
+    together = {name: trials[0][name] for name in how}
     shared = {name: trials[0][name] for name in ("rounds", "epochs", "steps", "batch_size", "drop_last")}
     own = [{name: value for name, value in trial.items() if name not in {*together, *shared}} for trial in trials]
     task = build.build_task(experiment.model, trials[0]["data"], data_folder)
@@ -150,7 +151,7 @@ def finished(run: StudyRun, out: Path) -> bool:
     folder = out / run.slug
     config = folder / CONFIG
     if config.exists():
-        there = tomllib.loads(config.read_text(encoding="utf-8"))
+        there = read_toml(config)
         if (difference := _difference(run.experiment.to_mapping(), there)) is not None:
             key, expected, got = difference
             raise FedloomError(
@@ -166,7 +167,7 @@ def finished(run: StudyRun, out: Path) -> bool:
 def adopt(runs: Iterable[StudyRun], out: Path, others: Iterable[Path]) -> int:
     """Copy finished runs with the same settings out of other studies' folders; returns how many."""
     there = {
-        _same(tomllib.loads(config.read_text(encoding="utf-8"))): config.parent
+        _same(read_toml(config)): config.parent
         for other in others
         for config in sorted(other.rglob(CONFIG))
         if (config.parent / SUMMARY).exists()
@@ -206,7 +207,7 @@ def _difference(expected: Any, got: Any, path: str = "") -> tuple[str, Any, Any]
 def outcome(run: StudyRun, out: Path) -> Outcome:
     """What a finished run left."""
     folder = out / run.slug
-    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    lines = (folder / METRICS).read_text(encoding="utf-8").splitlines() if (folder / METRICS).exists() else []
-    device = summary.get("resolved", {}).get("device", "cpu")
-    return Outcome([json.loads(line) for line in lines], run.target, summary.get("diverged"), device)
+    summary = read_json(folder / SUMMARY)
+    resolved = summary.get("resolved")
+    device = str(resolved.get("device", "cpu")) if isinstance(resolved, dict) else "cpu"
+    return Outcome(read_records(folder / METRICS), run.target, summary.get("diverged"), device)

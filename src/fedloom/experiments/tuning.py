@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 from rich.console import Console
 
+from fedloom.documents import read_json, read_records, read_toml
 from fedloom.errors import FedloomError
 from fedloom.experiments.runner import threads
 from fedloom.experiments.schema import Experiment
@@ -132,9 +133,8 @@ class Workshop:
             if (folder / CONFIG).exists():  # it was interrupted
                 shutil.rmtree(folder)
             return None
-        with (folder / CONFIG).open("rb") as file:
-            before, now = tomllib.load(file), tomllib.loads(run.experiment.to_toml())
-        for key in ("executor", "chunk", "device", "dtype", "threads", "title"):  # how, not what
+        before, now = read_toml(folder / CONFIG), tomllib.loads(run.experiment.to_toml())
+        for key in ("executor", "chunk", "device", "dtype", "threads", "deterministic", "title"):  # how, not what
             before.pop(key, None), now.pop(key, None)
         if before != now:
             key = next(key for key in {**before, **now} if before.get(key) != now.get(key))
@@ -142,8 +142,8 @@ class Workshop:
                 f"{folder}: expected a run with {key} = {now.get(key)!r}, got one with {before.get(key)!r}: choose "
                 "another --out, or remove it"
             )
-        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-        return Outcome(run.seed, folder, _records(folder), summary.get("diverged"))
+        diverged = read_json(folder / SUMMARY).get("diverged")
+        return Outcome(run.seed, folder, read_records(folder / METRICS), diverged)
 
     def _groups(self, runs: Sequence[Run]) -> Iterator[list[tuple[Run, Algorithm]]]:
         """Runs that can be one program: alike in everything but seeds, client rates and the server's side."""
@@ -259,12 +259,6 @@ def tune(
 def _best(tried: Sequence[Tried], rule: Rule) -> Tried | None:
     place = rule.best([each.score(rule) for each in tried])
     return None if place is None else tried[place]
-
-
-def _records(folder: Path) -> list[dict[str, Any]]:
-    path = folder / METRICS
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines]
 
 
 def versions() -> dict[str, str]:
