@@ -23,7 +23,8 @@ DEPTH = 32
 WHOLE = 2**63
 """TOML's whole numbers have 64 bits."""
 
-_MANY_DOTS = re.compile(rf"""(?:^|[\[{{,])[ \t]*(?:[\w"'-]+[ \t]*\.[ \t]*){{{DEPTH}}}""", re.MULTILINE)
+_PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*"""
+_MANY_DOTS = re.compile(rf"(?:^|[\[{{,])[ \t]*(?:{_PART}){{{DEPTH}}}", re.MULTILINE)
 
 
 class _Overflown(float):

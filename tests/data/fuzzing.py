@@ -12,7 +12,7 @@ import random
 import struct
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "report"))
@@ -227,14 +227,14 @@ class Seen:
 
     read: int = 0
     refused: int = 0
-    failures: list[str] | None = None
+    failures: list[str] = field(default_factory=list)
 
 
 def fuzz(make: Make, folder: Path, count: int, seed: int = 0) -> Seen:
     """Damage a file so many times and read it each time; each damage depends on the seed and its number alone."""
     path, read = make(folder)
     sound = path.read_bytes()
-    seen = Seen(failures=[])
+    seen = Seen()
     for number in range(count):
         rng = random.Random(f"{make.__name__} {seed} {number}")
         content = sound

@@ -163,7 +163,7 @@ class TorchServer(Section):
         for key, value in self.options().items():
             parts = value if isinstance(value, list) else [value]
             if not all(isinstance(part, int | float) and math.isfinite(part) for part in parts):
-                raise mistake("a finite number, true or false, or a list of such numbers", key, value)
+                raise mistake("a number, true or false, or a list of numbers", key, value)
             if key == "lr" and not (isinstance(value, int | float) and value >= 0):
                 raise mistake("a number of at least 0", key, value)
         return self

@@ -54,6 +54,12 @@ def _some_tables(value: Any) -> Any:
     return value
 
 
+def _not_too_many(values: list[int]) -> list[int]:
+    if len(values) > MANY:
+        raise mistake(f"at most {MANY:,} of them")
+    return values
+
+
 def _different(values: list[int]) -> list[int]:
     if len(set(values)) < len(values):
         raise ValueError("repeated")
@@ -134,9 +140,10 @@ class Experiment(Section):
     drop_last: Annotated[bool, Expected("true or false")] = False
     seeds: Annotated[
         list[Seed],
-        Field(min_length=1, max_length=MANY),
+        Field(min_length=1),
         AfterValidator(_different),
-        Expected(f"a list of different whole numbers of at least 0, such as [0, 1, 2], {MANY:,} at most"),
+        Expected("a list of different whole numbers of at least 0, such as [0, 1, 2]"),
+        AfterValidator(_not_too_many),
     ] = Field(default=[0])
     sampling_seed: Seed | None = None
     sampler: Literal["uniform", "multinomial", "attention", "poisson"] = "uniform"
@@ -314,7 +321,7 @@ def put_override(table: dict[str, Any], override: str) -> list[str]:
     if not equals or not all(path):
         raise FedloomError(f"--set: expected KEY=VALUE, such as rounds=20 or data.alpha=0.1; got {cut(repr(override))}")
     if len(path) > DEPTH:
-        raise FedloomError(f"--set {cut(key)}: expected a key of at most {DEPTH} parts, got {len(path)}")
+        raise FedloomError(f"--set {cut(key)}: expected a key of at most {DEPTH} parts, got more")
     for place in _places(table, path[:-1], key):
         if isinstance(place, list):
             if not value.strip():
