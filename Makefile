@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help quickstart test slow lint types clean
+.PHONY: help quickstart test slow lint types lock clean
 
 help:
 	@echo "make quickstart   five algorithms on digits: a table and a picture under runs/"
 	@echo "make test         the tests; make slow: those that take longer"
 	@echo "make lint types   what continuous integration checks beside them"
+	@echo "make lock         requirements/dev.lock anew: every package of .venv's kind, with hashes"
 	@echo "make clean        remove caches and build products (not .venv, not runs/)"
 
 $(READY): pyproject.toml constraints.txt
@@ -33,6 +34,12 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+
+lock: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	mkdir -p requirements
+	$(BIN)/python -m uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --no-annotate \
+		--universal --python-version 3.11 --extra dev --constraint constraints.txt pyproject.toml --output-file requirements/dev.lock
 
 clean:
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

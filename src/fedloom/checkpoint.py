@@ -128,8 +128,8 @@ def load(folder: Path) -> Any:
     path = folder / SKELETON
     try:
         document = json.loads(_read(path))
-    except ValueError as error:
-        raise FedloomError(f"{path}: expected JSON, got {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise FedloomError(f"{path}: expected JSON, got {str(error)[:200]}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         got = document.get("format") if isinstance(document, dict) else document
         raise FedloomError(f"{path}: expected format {FORMAT!r}, got {got!r:.80}")
@@ -140,7 +140,11 @@ def load(folder: Path) -> Any:
     path = folder / TENSORS
     content = _read(path)
     _compare(path, "content", sums.get("tensors"), content)
-    return unpack(safetensors.torch.load(content), skeleton)
+    try:
+        tensors = safetensors.torch.load(content)
+    except (safetensors.SafetensorError, KeyError) as error:  # of a dtype that torch does not have, say
+        raise FedloomError(f"{path}: expected tensors that can be read, got {str(error)[:200]}") from None
+    return unpack(tensors, skeleton)
 
 
 def _name(path: tuple[str, ...]) -> str:
@@ -159,7 +163,7 @@ def _digest(content: bytes) -> str:
 
 def _compare(path: Path, what: str, expected: Any, content: bytes) -> None:
     if (got := _digest(content)) != expected:
-        raise FedloomError(f"{path}: {what} changed since it was written: expected sha256 {expected}, got {got}")
+        raise FedloomError(f"{path}: {what} changed since it was written: expected sha256 {expected!s:.80}, got {got}")
 
 
 def _read(path: Path) -> bytes:

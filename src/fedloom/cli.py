@@ -74,6 +74,9 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Where to write; runs/NAME unless given.")] = None,
     executor: Annotated[str | None, typer.Option(help="auto, loop or vectorized.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0, mps, ...")] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The same bits from run to run on a GPU too.")
+    ] = False,
     data: Annotated[Path | None, typer.Option(help="Where data sets are looked for.")] = None,
     seeded_noise: Annotated[
         bool,
@@ -95,6 +98,7 @@ def run(
 
     overrides = list(settings or [])
     overrides += [f"{key}={value}" for key, value in (("executor", executor), ("device", device)) if value is not None]
+    overrides += ["deterministic=true"] if deterministic else []
     file = find(experiment)
     if is_study(contents(file)):
         if seeded_noise:
@@ -137,6 +141,9 @@ def reproduce(
         list[Path] | None, typer.Option(metavar="FOLDER", help="Take runs with the same settings from there.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0, mps, ...")] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The same bits from run to run on a GPU too.")
+    ] = False,
     data: Annotated[Path | None, typer.Option(help="Where data sets are looked for.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
@@ -154,6 +161,7 @@ def reproduce(
     from fedloom.experiments.study import read_study
 
     overrides = [*(settings or []), *([f"device={device}"] if device is not None else [])]
+    overrides += ["deterministic=true"] if deterministic else []
     file = find_study(study)
     _reproduce(read_study(file, overrides, scale, only or ()), file, out, data, quiet, reuse or ())
 
@@ -200,6 +208,9 @@ def tune(
     ] = None,
     executor: Annotated[str | None, typer.Option(help="auto, loop or vectorized.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0, mps, ...")] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The same bits from run to run on a GPU too.")
+    ] = False,
     data: Annotated[Path | None, typer.Option(help="Where data sets are looked for.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
@@ -215,6 +226,7 @@ def tune(
 
     overrides = list(settings or [])
     overrides += [f"{key}={value}" for key, value in (("executor", executor), ("device", device)) if value is not None]
+    overrides += ["deterministic=true"] if deterministic else []
     wanted = read_tune(find(file), overrides)
     _check_folder("--data", data)
     if by_torchrun():
@@ -387,6 +399,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         _fail(str(error), MISTAKE)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", INTERRUPTED)
+    except MemoryError as error:
+        _fail(f"memory: expected enough of it, got none left: {error or 'ask for less'}", MISTAKE)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}", MISTAKE)

@@ -57,6 +57,16 @@ def choose(what: str, got: object, allowed: Iterable[str]) -> FedloomError:
     """
     names = sorted(allowed)
     folded = {name.casefold(): name for name in names}
-    near = get_close_matches(str(got).casefold(), folded, n=1)
+    near = get_close_matches(str(got)[:100].casefold(), folded, n=1)
     hint = f": did you mean {folded[near[0]]!r}?" if near else ""
-    return FedloomError(f"{what}: expected one of {', '.join(names)}; got {got!r}{hint}")
+    return FedloomError(f"{what}: expected one of {', '.join(names)}; got {cut(repr(got))}{hint}")
+
+
+def cut(said: object) -> str:
+    """What was said, at a length that fits on a line.
+
+    >>> cut("y" + "e" * 100 + "s")[55:]
+    'ee...'
+    """
+    text = str(said)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from fedloom import random
+from fedloom import capacity, random
 from fedloom.algorithm import Algorithm
 from fedloom.batches import Batching
 from fedloom.callbacks import Callback, begin
 from fedloom.data.federated import FederatedData, count
+from fedloom.determinism import deterministic as repeatable
 from fedloom.errors import Diverged, FedloomError, choose
 from fedloom.estimate import estimate_accumulator
 from fedloom.executors.auto import Choice, resolve
@@ -67,6 +68,7 @@ def simulate(
     chunk: int | None = None,
     compile: bool | None = None,
     precision: str = "high",
+    deterministic: bool = False,
     system: System | None = None,
     evaluate_on: Sequence[str] = ("test",),
     alignment: bool = False,
@@ -77,6 +79,7 @@ def simulate(
     A round draws `cohort` clients (a number, a fraction as a float, or a function of the round); each works for
     `epochs` passes over its rows, or for `steps` batches. The same seed gives the same bits. `params` starts from
     another model. A callback that returns True ends the run. `system` lets clients be away, drop out or be late.
+    `deterministic` keeps to operations that give the same bits every time on a GPU too.
 
     Evaluation is on the `"test"` set, the whole `"train"` set, each of the `"clients"`' own test rows, or the clients
     held out for `"validation"`, every `eval_every` rounds and after the last; by default so rarely that it costs about
@@ -109,6 +112,7 @@ def simulate_trials(
     chunk: int | None = None,
     compile: bool | None = None,
     precision: str = "high",
+    deterministic: bool = False,
     progress: bool = False,
     **shared: Any,
 ) -> list[History]:
@@ -150,10 +154,10 @@ def simulate_trials(
         if "algorithm" not in {**shared, **trial}:
             raise FedloomError(f"simulate_trials trial {number}: expected an algorithm, got none")
     given = [{"task": task, "data": data, **defaults, **shared, **trial} for trial in trials]
-    return _run(given, executor, device, dtype, chunk, compile, precision, progress)
+    return _run(given, executor, device, dtype, chunk, compile, precision, deterministic, progress)
 
 
-RUNNING = ("executor", "device", "dtype", "chunk", "compile", "precision", "progress")
+RUNNING = ("executor", "device", "dtype", "chunk", "compile", "precision", "deterministic", "progress")
 """How stacked runs are run: together, or not at all."""
 
 ALIKE = ("rounds", "epochs", "steps", "batch_size", "drop_last")
@@ -168,10 +172,29 @@ def _run(
     chunk: int | None,
     compile: bool | None,
     precision: str,
+    deterministic: bool,
     progress: bool,
 ) -> list[History]:
     if precision not in PRECISIONS:
         raise choose("precision", precision, PRECISIONS)
+    if deterministic and compile:
+        raise FedloomError(
+            "compile: expected none beside deterministic, got True: a compiler chooses between kernels by the clock"
+        )
+    with repeatable(deterministic):
+        return _run_all(runs, executor, device, dtype, chunk, False if deterministic else compile, precision, progress)
+
+
+def _run_all(
+    runs: Sequence[dict[str, Any]],
+    executor: str,
+    device: str | torch.device | None,
+    dtype: torch.dtype | None,
+    chunk: int | None,
+    compile: bool | None,
+    precision: str,
+    progress: bool,
+) -> list[History]:
     target = local_device(_device(device))
     ranks = current(target)
     place = _Place(target, dtype)
@@ -192,6 +215,7 @@ def _run(
         rounds_bar(first.rounds * len(runs), progress) as shown,
     ):
         job, choice = resolve(job, executor, chunk, size, first.rounds, compile, ranks)
+        _check_memory(setups, size, job, choice, target)
         for setup, given in zip(setups, runs, strict=True):
             setup = replace(setup, draws=job.draws, callbacks=(shown, *setup.callbacks), ranks=ranks, shortcut=shortcut)
             history = History(
@@ -207,6 +231,16 @@ def _run(
     for trial in trials:
         trial.history.resolved |= choice.notes
     return [trial.history if trial.history.diverged else trial.finish() for trial in trials]
+
+
+def _check_memory(setups: Sequence[Setup], size: int, job: Job, choice: Choice, target: torch.device) -> None:
+    """An error before the first round unless it fits; a GPU's stack is halved until it does, down to one client."""
+    estimate = choice.memory if target.type == "cpu" else choice.memory // max(1, min(choice.chunk, size))
+    keeping = [setup for setup in setups if setup.algorithm.memory is not None]
+    rows = sum(capacity.rows_kept(setup.data.population, size // len(setups), setup.rounds) for setup in keeping)
+    leaves = job.functional.params.values()
+    row_bytes = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+    capacity.check_training(estimate, rows, row_bytes, target)
 
 
 def _trial(setup: Setup, history: History, given: Mapping[str, Any], config: Mapping[str, Any]) -> Trial:
@@ -306,6 +340,7 @@ def _setup(given: Mapping[str, Any], place: _Place) -> Setup:
     for name in given["evaluate_on"]:
         if name not in EVALUATIONS:
             raise choose("evaluate_on", name, EVALUATIONS)
+    capacity.check_model(task, data, place.device, place.dtype)
     cohort, system, data = given["cohort"], given["system"] or System(), place.put(data)
     if algorithm.work.pooled:
         cohort, who, system, data = 1, as_sampler("uniform"), System(), data.pooled

@@ -106,7 +106,7 @@ MISTAKES = {
     "tune.grid.algorithm.client_lr=[1,1]": "tune.grid 'algorithm.client_lr': expected different values, got [1, 1]",
     "tune.grid.algorithm.client_lr=[-1.0]": "algorithms.0.client_lr: expected a number of at least 0",
     "tune.grid.algorithm.client_lr={decades=[0,-1]}": "expected decades = [FROM, TO]",
-    "tune.grid.algorithm.client_lr={decades=[0]}": "expected two exponents of ten, such as [-4, 0], got [0]",
+    "tune.grid.algorithm.client_lr={decades=[0]}": "expected two exponents of ten from -300 to 300, such as [-4, 0]",
     "tune.grid.algorithm.client_rate=[1]": "got 'client_rate'",
     "tune.grid.algorithms.FedAvgM.client_lr=[1]": "got 'FedAvgM': did you mean 'FedAvg'?",
     "tune.grid.round=[1]": "got 'round': did you mean 'rounds'?",

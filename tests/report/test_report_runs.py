@@ -99,7 +99,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, file: str, content: bytes, said
 def test_settings_that_are_gone_are_damage(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", records([0.1]))
     (folder / "config.toml").unlink()
-    with pytest.raises(Damaged, match="expected the run's settings, got nothing there"):
+    with pytest.raises(Damaged, match=r"config\.toml: expected a file of a run, got nothing there"):
         read([folder])
 
 

@@ -255,7 +255,9 @@ def _frequent(found: Found, kind: str, size: int) -> list[str]:
     with reading(paths[0], f"{kind} counts"):
         text = read_limited(paths[0], 1 << 30).decode("utf-8")
         if kind == "tag":
-            counts = {str(tag): int(count) for tag, count in dict(json.loads(text)).items()}
+            counts = json.loads(text)
+            if not isinstance(counts, dict) or not all(isinstance(count, int) for count in counts.values()):
+                raise damaged(paths[0], "an object of tags and their counts", f"{text[:60]!r}")
             return sorted(counts, key=lambda tag: -counts[tag])[:size]
         lines = [line.split() for line in text.splitlines()[:size]]
         for number, parts in enumerate(lines, start=1):

@@ -168,8 +168,11 @@ class TorchServer(Section):
             context = {"key": "torch", "got": self.torch, "allowed": list(TORCH_OPTIMIZERS)}
             raise PydanticCustomError("choice", "unknown optimizer", context)
         for key, value in self.options().items():
-            if not all(isinstance(part, int | float) for part in (value if isinstance(value, list) else [value])):
+            parts = value if isinstance(value, list) else [value]
+            if not all(isinstance(part, int | float) and math.isfinite(part) for part in parts):
                 raise mistake("a number, true or false, or a list of numbers", key, value)
+            if key == "lr" and not (isinstance(value, int | float) and value >= 0):
+                raise mistake("a number of at least 0", key, value)
         return self
 
     def options(self) -> dict[str, Any]:

@@ -134,6 +134,7 @@ def build_options(experiment: Experiment, data: FederatedData) -> dict[str, Any]
         "chunk": experiment.chunk,
         "compile": experiment.compile,
         "precision": experiment.precision,
+        "deterministic": experiment.deterministic,
         "device": experiment.device,
         "dtype": getattr(torch, experiment.dtype),
         "eval_every": experiment.eval_every,

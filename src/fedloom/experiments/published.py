@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -19,6 +18,7 @@ from fedloom.experiments.results import Result, key
 from fedloom.experiments.section import NonNegative, Number, Section, Text
 from fedloom.experiments.study import Study, cells
 from fedloom.experiments.study_sections import MEASURE, Cell, Measure, picked
+from fedloom.toml_text import parse
 
 PUBLISHED, CONFLICTS = "published.toml", "conflicts.toml"
 
@@ -50,11 +50,11 @@ def published(study: Study, beside: Path | Traversable | None = None) -> list[Pu
     """The numbers a paper printed for a study: in `published.toml` beside the study's file, or in the package."""
     tables: list[tuple[str, dict[str, Any]]] = []
     if isinstance(beside, Path) and (own := beside.with_name(PUBLISHED)).is_file():
-        tables.append((str(own), tomllib.loads(own.read_text(encoding="utf-8"))))
+        tables.append((str(own), parse(str(own), schema.text_of(own))))
     for folder in files("fedloom.experiments").iterdir():
         file = folder / PUBLISHED
         if folder.is_dir() and file.is_file():
-            tables.append((f"{folder.name}/{PUBLISHED}", tomllib.loads(file.read_text(encoding="utf-8"))))
+            tables.append((f"{folder.name}/{PUBLISHED}", parse(PUBLISHED, schema.text_of(file))))
     for name, table in tables:
         if study.id in table:
             return _read(study, name, table[study.id])
@@ -64,6 +64,8 @@ def published(study: Study, beside: Path | Traversable | None = None) -> list[Pu
 def _read(study: Study, name: str, rows: Any) -> list[Published]:
     found: list[Published] = []
     places = None if study.facts else {key(place) for place in shown_places(study)}
+    if not isinstance(rows, list):
+        raise FedloomError(f"{name}, {study.id}: expected a list of numbers, got {schema.shown(rows)}")
     for number, row in enumerate(rows):
         try:
             each = Published.model_validate(row)
@@ -98,7 +100,7 @@ def conflicts(ids: Sequence[str]) -> list[Conflict]:
     >>> conflicts(["D-33"])[0].reading[:15]
     "'count' default"
     """
-    known = tomllib.loads((files("fedloom.experiments") / CONFLICTS).read_text(encoding="utf-8"))
+    known = parse(CONFLICTS, schema.text_of(files("fedloom.experiments") / CONFLICTS))
     for name in ids:
         if name not in known:
             raise choose("conflicts", name, known)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from fedloom.errors import FedloomError, choose
+from fedloom.errors import FedloomError, choose, cut
+from fedloom.experiments.schema import text_of
 from fedloom.experiments.study import is_study
+from fedloom.toml_text import parse
 
 NOT_EXPERIMENTS = ("published.toml", "conflicts.toml")
 """Files of numbers and words that stand beside the studies."""
+
+
+LONGEST = 4096
+"""Letters of a path."""
 
 
 def experiments() -> dict[str, Traversable]:
@@ -34,6 +39,10 @@ def studies() -> dict[str, Traversable]:
 
 def find(id_or_path: str) -> Path | Traversable:
     """The file of a built-in experiment or study, or the file at a path."""
+    if len(id_or_path) > LONGEST or "\0" in id_or_path:
+        raise FedloomError(
+            f"{cut(id_or_path)!r}: expected an experiment's id or a TOML file, got no name a file can have"
+        )
     path = Path(id_or_path)
     if path.is_file():
         return path
@@ -64,8 +73,8 @@ def find_study(id_or_path: str) -> Path | Traversable:
 def contents(file: Path | Traversable) -> dict[str, Any]:
     """A file's table; nothing where it is no TOML, which whoever reads it properly will say."""
     try:
-        return tomllib.loads(file.read_bytes().decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return parse(file.name, text_of(file))
+    except FedloomError:
         return {}
 
 

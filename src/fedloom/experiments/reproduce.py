@@ -5,9 +5,7 @@ Runs that are finished are not run again: the same command goes on where it was 
 
 from __future__ import annotations
 
-import json
 import time
-import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from fedloom.documents import read_json, read_toml
 from fedloom.errors import FedloomError
 from fedloom.experiments import schema
 from fedloom.experiments.claims import Verdict, decide
@@ -84,7 +83,7 @@ def _claim_folder(study: Study, out: Path) -> None:
         raise FedloomError(f"{out}: expected a folder for the study's runs, got a file: choose another --out")
     held = {entry.name for entry in out.iterdir() if not entry.name.startswith(".")} if out.exists() else set()
     if held:
-        there = tomllib.loads((out / CONFIG).read_text(encoding="utf-8")) if CONFIG in held else {}
+        there = read_toml(out / CONFIG) if CONFIG in held else {}
         if there.get("id") != study.id:
             got = f"that of {there['id']!r}" if "id" in there else f"one with {min(held)!r} in it"
             raise FedloomError(f"{out}: expected a new folder or one of {study.id!r}, got {got}: choose another --out")
@@ -262,8 +261,7 @@ def duration(seconds: float) -> str:
 def _made(out: Path) -> dict[str, Any]:
     """How the study was trained: the seconds of all runs, and by what and where the last of them was."""
     path = out / MADE
-    made: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return made
+    return read_json(path) if path.exists() else {}
 
 
 def _remember(study: Study, out: Path, seconds: float, device: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedloom.documents import read_json, read_records
 from fedloom.errors import Diverged
 from fedloom.experiments.schema import Experiment, RunSpec
 from fedloom.launched import first_rank, restart
@@ -137,9 +137,8 @@ def run_experiment(
 
 def _finished(run: RunSpec, folder: Path) -> RunResult:
     """A run that was over before everything was started again."""
-    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    rounds = [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
-    return RunResult(run.label, run.seed, folder, rounds, summary["seconds"])
+    seconds = read_json(folder / SUMMARY).get("seconds", 0.0)
+    return RunResult(run.label, run.seed, folder, read_records(folder / METRICS), seconds)
 
 
 class _Watch:

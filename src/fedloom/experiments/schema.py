@@ -7,7 +7,6 @@ was expected, what was got, the nearest name.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
@@ -19,11 +18,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from pydantic_core import ErrorDetails
 
 from fedloom import private_runs
-from fedloom.errors import FedloomError, choose
+from fedloom.errors import FedloomError, choose, cut
 from fedloom.experiments.algorithm_sections import ALGORITHMS, SCHEDULES, AlgorithmSection, AnyAlgorithm
 from fedloom.experiments.data_sections import PARTITIONS, AnyData
 from fedloom.experiments.model_sections import MODELS, AnyModel
 from fedloom.experiments.section import (
+    LARGEST,
     Count,
     Described,
     Expected,
@@ -35,6 +35,7 @@ from fedloom.experiments.section import (
     Text,
     mistake,
 )
+from fedloom.toml_text import BYTES, DEPTH, parse, value_of
 
 Key = str | int
 """One step of a key's path: a name in a table, or a place in a list."""
@@ -42,11 +43,22 @@ Key = str | int
 
 _TABLES = "at least one [[algorithms]] table"
 
+MANY = 1000
+"""The most algorithms, and the most seeds, of one experiment."""
+
 
 def _some_tables(value: Any) -> Any:
     if not isinstance(value, list) or not value:
         raise mistake(_TABLES)
+    if len(value) > MANY:
+        raise mistake(f"at most {MANY:,} [[algorithms]] tables")
     return value
+
+
+def _not_too_many(values: list[int]) -> list[int]:
+    if len(values) > MANY:
+        raise mistake(f"at most {MANY:,} of them")
+    return values
 
 
 def _different(values: list[int]) -> list[int]:
@@ -57,11 +69,11 @@ def _different(values: list[int]) -> list[int]:
 
 Name = Annotated[
     str,
-    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"),
-    Expected("a name of letters, digits, '.', '_' and '-', that a folder can have"),
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100),
+    Expected("a name of letters, digits, '.', '_' and '-', that a folder can have: 100 of them at most"),
 ]
 CohortSize = Annotated[
-    Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)],
+    Annotated[int, Field(ge=1, le=LARGEST)] | Annotated[float, Field(gt=0, le=1)],
     Expected("a whole number of clients, or a fraction of them above 0 and up to 1.0"),
 ]
 
@@ -132,6 +144,7 @@ class Experiment(Section):
         Field(min_length=1),
         AfterValidator(_different),
         Expected("a list of different whole numbers of at least 0, such as [0, 1, 2]"),
+        AfterValidator(_not_too_many),
     ] = Field(default=[0])
     sampling_seed: Seed | None = None
     sampler: Literal["uniform", "multinomial", "attention", "poisson"] = "uniform"
@@ -142,6 +155,7 @@ class Experiment(Section):
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     precision: Literal["high", "highest", "bfloat16"] = "high"
     compile: Annotated[bool, Expected("true or false")] | None = None
+    deterministic: Annotated[bool, Expected("true or false")] = False
     eval_every: Count | None = None
     evaluate_on: Annotated[
         list[Literal["test", "train", "clients", "validation"]],
@@ -149,7 +163,7 @@ class Experiment(Section):
     ] = Field(default=["test"])
     validation: Fraction | None = None  # of the clients, held out
     alignment: Annotated[bool, Expected("true or false")] = False
-    threads: Count | None = None
+    threads: Annotated[int, Field(ge=1, le=1024), Expected("a whole number from 1 to 1024")] | None = None
     target: Annotated[float, Field(gt=0, le=1), Expected("a test accuracy above 0 and up to 1")] | None = None
     system: SystemSection = Field(default_factory=SystemSection)
     data: AnyData
@@ -167,6 +181,8 @@ class Experiment(Section):
     def _fits_together(self) -> Self:
         if self.epochs is not None and self.steps is not None:
             raise mistake(f"none beside epochs = {self.epochs}: give one of them", "steps", self.steps)
+        if self.deterministic and self.compile:
+            raise mistake("none beside deterministic = true: a compiler chooses by the clock", "compile", self.compile)
         if "validation" in self.evaluate_on and self.validation is None:
             raise mistake("a share of clients to hold out, for evaluate_on = ['validation']", "validation")
         wrong = self._against_privacy() if any(part.privacy for part in self.algorithms) else None
@@ -279,7 +295,7 @@ class Written:
     def of(source: Path | Traversable | str, overrides: Iterable[str] = ()) -> Written:
         name, text = ("", source) if isinstance(source, str) else (source.name, text_of(source))
         table = parse(name, text)
-        return Written(name, table, [put_override(table, override) for override in overrides])
+        return Written(name, table, [put_override(table, override) for override in once(overrides)])
 
     def valid(self, kind: type[AnySection], table: Mapping[str, Any], *under: Key) -> AnySection:
         """A table of the file, which stands there `under` some key, checked."""
@@ -299,7 +315,11 @@ class Written:
 
 def text_of(source: Path | Traversable) -> str:
     try:
-        return source.read_bytes().decode()
+        with source.open("rb") as file:
+            content = file.read(BYTES + 1)
+        if len(content) > BYTES:
+            raise FedloomError(f"{source}: expected an experiment file of at most {BYTES:,} bytes, got more")
+        return content.decode()
     except FileNotFoundError:
         raise FedloomError(f"{source}: expected an experiment file, got nothing there") from None
     except IsADirectoryError:
@@ -308,14 +328,17 @@ def text_of(source: Path | Traversable) -> str:
         raise FedloomError(f"{source}: expected UTF-8 text, got byte {error.start} of another encoding") from None
 
 
-def parse(name: str, text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise FedloomError(f"{name or 'experiment'}: expected TOML, got a mistake in it: {error}") from None
-
-
 # Overrides ------------------------------------------------------------------------------------------------------------
+
+
+def once(overrides: Iterable[str]) -> list[str]:
+    """The overrides, of which no two may be for one key."""
+    given = list(overrides)
+    keys = [override.partition("=")[0].strip() for override in given]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise FedloomError(f"--set {cut(key)}: expected a key once, got it {keys.count(key)} times")
+    return given
 
 
 def put_override(table: dict[str, Any], override: str) -> list[str]:
@@ -323,15 +346,17 @@ def put_override(table: dict[str, Any], override: str) -> list[str]:
     key, equals, value = override.partition("=")
     path = [part.strip() for part in key.split(".")]
     if not equals or not all(path):
-        raise FedloomError(f"--set: expected KEY=VALUE, such as rounds=20 or data.alpha=0.1; got {override!r}")
+        raise FedloomError(f"--set: expected KEY=VALUE, such as rounds=20 or data.alpha=0.1; got {cut(repr(override))}")
+    if len(path) > DEPTH:
+        raise FedloomError(f"--set {cut(key)}: expected a key of at most {DEPTH} parts, got more")
     for place in _places(table, path[:-1], key):
         if isinstance(place, list):
             if not value.strip():
                 raise FedloomError(f"--set {key}: expected a value, got none: only a key of a table can be taken out")
             for index in _indices(place, path[-1], key):
-                place[index] = value_of(value.strip())
+                place[index] = value_of(key, value.strip())
         elif value.strip():
-            place[path[-1]] = value_of(value.strip())
+            place[path[-1]] = value_of(key, value.strip())
         else:
             place.pop(path[-1], None)
     return path
@@ -357,15 +382,6 @@ def _indices(place: list[Any], part: str, key: str) -> Iterable[int]:
     return [int(part)]
 
 
-def value_of(text: str) -> Any:
-    """A TOML value, or the text itself where it is none."""
-    try:
-        table = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    return table["value"] if len(table) == 1 else text
-
-
 def _matches(pattern: list[str], path: list[Key]) -> bool:
     return all(want in ("*", str(part)) for want, part in zip(pattern, path, strict=False))
 
@@ -381,7 +397,7 @@ def told(error: ErrorDetails, table: Mapping[str, Any]) -> tuple[list[Key], str]
     got, kind = error["input"], error["type"]
     if "key" in context:
         path = [*path, context["key"]]
-    where = ".".join(str(part) if _PLAIN.fullmatch(str(part)) else repr(part) for part in path)
+    where = ".".join(cut(part) if _PLAIN.fullmatch(str(part)) else cut(repr(part)) for part in path)
     if kind == "unknown_key":
         return path, str(choose(f"{where}: unknown key", context["key"], context["allowed"]))
     if kind == "choice":
@@ -428,8 +444,7 @@ def shown(value: Any) -> str:
     """A value as TOML writes it, cut to a length that fits on a line."""
     if isinstance(value, bool):
         return str(value).lower()
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return cut(repr(value))
 
 
 # Names ----------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -76,7 +77,17 @@ class Section(BaseModel):
         return list(cls.model_fields)
 
 
-Count = Annotated[int, Field(ge=1), Expected("a whole number of at least 1")]
+LARGEST = 2**31 - 1
+"""Of what is counted: rounds, clients, layers, letters."""
+
+
+def _countable(value: int) -> int:
+    if value > LARGEST:
+        raise mistake(f"a whole number from 1 to {LARGEST}")
+    return value
+
+
+Count = Annotated[int, Field(ge=1), Expected("a whole number of at least 1"), AfterValidator(_countable)]
 Seed = Annotated[int, Field(ge=0), Expected("a whole number of at least 0")]
 Number = Annotated[float, Expected("a number")]
 Positive = Annotated[float, Field(gt=0), Expected("a number above 0")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from fedloom.callbacks import Callback
 from fedloom.data.catalog import Shelf, options_of
+from fedloom.documents import read_json, read_records, read_toml
 from fedloom.errors import Diverged, FedloomError
 from fedloom.experiments import build
 from fedloom.experiments.measures import Outcome
@@ -28,12 +28,12 @@ MOST = 32
 DENSE = ("logistic", "mlp", "autoencoder", "tag_predictor")
 """Models that a CPU trains faster stacked. The others it trains one after another, so each run is soon on disk."""
 
-_NOT_THE_NUMBERS = {"name", "title", "executor", "chunk", "device", "threads", "compile"}
+_NOT_THE_NUMBERS = {"name", "title", "executor", "chunk", "device", "threads", "compile", "deterministic"}
 """Settings that another machine may have otherwise: a run made there is not made again."""
 
 _SHARED = (
     *("rounds", "epochs", "steps", "batch_size", "drop_last", "validation"),
-    *("executor", "device", "dtype", "compile", "precision", "chunk", "threads"),
+    *("executor", "device", "dtype", "compile", "precision", "deterministic", "chunk", "threads"),
 )
 """What all runs of a stack have alike."""
 
@@ -143,7 +143,8 @@ def _trial(experiment: Experiment, shelf: Shelf, data_folder: Path | None) -> di
 def _simulate(
     experiment: Experiment, trials: Sequence[dict[str, Any]], data_folder: Path | None, progress: bool = False
 ) -> list[History]:
-    together = {name: trials[0][name] for name in ("executor", "chunk", "device", "dtype", "compile", "precision")}
+    how = ("executor", "chunk", "device", "dtype", "compile", "precision", "deterministic")
+    together = {name: trials[0][name] for name in how}
     shared = {name: trials[0][name] for name in ("rounds", "epochs", "steps", "batch_size", "drop_last")}
     own = [{name: value for name, value in trial.items() if name not in {*together, *shared}} for trial in trials]
     task = build.build_task(experiment.model, trials[0]["data"], data_folder)
@@ -182,7 +183,7 @@ def finished(experiment: Experiment, folder: Path) -> bool:
     """Whether the run is done. One with other settings in its place is an error that names the first that differs."""
     config = folder / CONFIG
     if config.exists():
-        there = tomllib.loads(config.read_text(encoding="utf-8"))
+        there = read_toml(config)
         if (difference := _difference(experiment.to_mapping(), there)) is not None:
             key, expected, got = difference
             raise FedloomError(
@@ -196,7 +197,7 @@ def finished(experiment: Experiment, folder: Path) -> bool:
 def adopt(runs: Iterable[StudyRun], out: Path, others: Iterable[Path]) -> int:
     """Copy finished runs with the same settings out of other studies' folders; returns how many."""
     there = {
-        _same(tomllib.loads(config.read_text(encoding="utf-8"))): config.parent
+        _same(read_toml(config)): config.parent
         for other in others
         for config in sorted(other.rglob(CONFIG))
         if (config.parent / SUMMARY).exists()
@@ -236,12 +237,11 @@ def _difference(expected: Any, got: Any, path: str = "") -> tuple[str, Any, Any]
 def outcome(run: StudyRun, out: Path) -> Outcome:
     """What a finished run left."""
     summary, records = left_behind(out / run.slug)
-    device = summary.get("resolved", {}).get("device", "cpu")
+    resolved = summary.get("resolved")
+    device = str(resolved.get("device", "cpu")) if isinstance(resolved, dict) else "cpu"
     return Outcome(records, run.target, summary.get("diverged"), device)
 
 
 def left_behind(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A finished run's summary, and its rounds."""
-    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    lines = (folder / METRICS).read_text(encoding="utf-8").splitlines() if (folder / METRICS).exists() else []
-    return summary, [json.loads(line) for line in lines]
+    return read_json(folder / SUMMARY), read_records(folder / METRICS)

@@ -42,6 +42,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
@@ -51,7 +52,7 @@ from typing import Annotated, Any, Self
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
-from fedloom.errors import FedloomError, choose
+from fedloom.errors import FedloomError, choose, cut
 from fedloom.experiments import schema
 from fedloom.experiments.schema import Experiment, Name
 from fedloom.experiments.section import Expected, Section, Text, mistake
@@ -74,11 +75,15 @@ from fedloom.experiments.study_sections import (
     Where,
     picked,
 )
+from fedloom.toml_text import DEPTH, parse, value_of
+
+MOST = 100_000
+"""Cells of a study."""
 
 USUAL = ("smoke", "short")
 """The scales that every study has beside it."""
 
-HARMLESS = {"seeds", "device", "executor", "chunk", "threads"}
+HARMLESS = {"seeds", "device", "executor", "chunk", "threads", "deterministic"}
 """Keys whose change leaves a cell comparable with what was published."""
 
 
@@ -227,8 +232,8 @@ def read_study(
     """
     name, text = ("", source) if isinstance(source, str) else (source.name, schema.text_of(source))
     where = f"{name}: " if name else ""
-    table = _like(where, schema.parse(name, text))
-    given = dict(_setting(override) for override in overrides)
+    table = _like(where, parse(name, text))
+    given = dict(_setting(override) for override in schema.once(overrides))
     if given:
         table["overrides"] = {**table.get("overrides", {}), **given}
     if wanted := dict(_asked(each) for each in asked):
@@ -249,8 +254,10 @@ def _setting(override: str) -> tuple[str, Any]:
     key, equals, value = override.partition("=")
     key = key.strip().removeprefix("experiment.")
     if not equals or not key or not value.strip():
-        raise FedloomError(f"--set: expected KEY=VALUE, such as experiment.rounds=20; got {override!r}")
-    return key, schema.value_of(value.strip())
+        raise FedloomError(f"--set: expected KEY=VALUE, such as experiment.rounds=20; got {cut(repr(override))}")
+    if key.count(".") >= DEPTH:
+        raise FedloomError(f"--set {cut(key)}: expected a key of at most {DEPTH} parts, got more")
+    return key, value_of(key, value.strip())
 
 
 def _asked(choice: str) -> tuple[str, list[str]]:
@@ -261,7 +268,7 @@ def _asked(choice: str) -> tuple[str, list[str]]:
     axis, _, values = choice.partition("=")
     names = [value.strip() for value in values.split(",") if value.strip()]
     if not axis.strip() or not names:
-        raise FedloomError(f"--only: expected AXIS=VALUE, or AXIS=VALUE,VALUE; got {choice!r}")
+        raise FedloomError(f"--only: expected AXIS=VALUE, or AXIS=VALUE,VALUE; got {cut(repr(choice))}")
     return axis.strip(), names
 
 
@@ -284,7 +291,7 @@ def _like(where: str, table: dict[str, Any]) -> dict[str, Any]:
         raise FedloomError(f"{where}like: {error}") from None
     if file.name == f"{own.get('id')}.toml":
         raise FedloomError(f"{where}like: expected another study, got the study itself")
-    other = _like(f"{file.name}: ", schema.parse(file.name, schema.text_of(file)))
+    other = _like(f"{file.name}: ", parse(file.name, schema.text_of(file)))
     return {key: other[key] for key in TAKEN if key in other} | {
         key: _joined(key, other[key], value) if key in TAKEN and key in other else value for key, value in own.items()
     }
@@ -319,6 +326,9 @@ def cells(study: Study) -> Iterator[Cell]:
         [value for value in study.values(name) if all(value in each.get(name, [value]) for each in kept)]
         for name in names
     ]
+    if math.prod(map(len, choices)) > MOST:
+        sizes = " x ".join(str(len(choice)) for choice in choices)
+        raise FedloomError(f"{study.id}, axes: expected at most {MOST:,} cells, got {sizes}: leave out values")
     for values in itertools.product(*choices):
         cell = dict(zip(names, values, strict=True))
         if not any(picked(cell, where) for where in skipped):

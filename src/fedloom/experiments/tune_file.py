@@ -17,13 +17,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fedloom.errors import FedloomError, choose
+from fedloom.errors import FedloomError, choose, cut
 from fedloom.experiments.algorithm_sections import ALGORITHMS
 from fedloom.experiments.schema import Experiment, Fraction, Written, slug, told_apart
 from fedloom.experiments.section import Count, Expected, Section, Seed, Text
 
 Path_ = tuple[str, ...]
 """Where a key of the grid stands in the experiment."""
+
+MOST = 10_000
+"""Settings of one algorithm's grid."""
 
 EVERY = "algorithm"
 """`algorithm.client_lr` is every algorithm's, as `algorithms.*.client_lr` is."""
@@ -33,9 +36,11 @@ class Decades(Section):
     """10^from, ..., 10^to: `{ decades = [-4, 0], per_decade = 2 }` is 1e-4, 3.16e-4, 1e-3, ..., 1."""
 
     decades: Annotated[
-        list[float], Field(min_length=2, max_length=2), Expected("two exponents of ten, such as [-4, 0]")
+        list[Annotated[float, Field(ge=-300, le=300)]],
+        Field(min_length=2, max_length=2),
+        Expected("two exponents of ten from -300 to 300, such as [-4, 0]"),
     ]
-    per_decade: Count = 1
+    per_decade: Annotated[int, Field(ge=1, le=100), Expected("a whole number from 1 to 100")] = 1
 
 
 class SearchSection(Section):
@@ -96,6 +101,12 @@ class Tuned:
 
     def points(self) -> Iterator[Point]:
         """The whole grid, the last key's values changing fastest."""
+        sizes = [len(axis.values) for axis in self.axes.values()]
+        if math.prod(sizes) > MOST:
+            raise FedloomError(
+                f"tune.grid: expected at most {MOST:,} settings of {self.label}, got "
+                f"{' x '.join(map(str, sizes))}: leave out values, or search with [tune.search]"
+            )
         for values in itertools.product(*(axis.values for axis in self.axes.values())):
             yield self.point(dict(zip(self.axes, values, strict=True)))
 
@@ -205,13 +216,15 @@ def _axes(grid: Mapping[str, Any], where: str, above: str = "") -> Iterator[tupl
         elif isinstance(value, dict):
             yield name, _decades(name, value, where)
         elif isinstance(value, list) and value:
+            if len(value) > 1000:
+                raise FedloomError(f"{where}tune.grid {name!r}: expected at most 1,000 values, got {len(value):,}")
             if any(one == other for one, other in itertools.combinations(value, 2)):
-                raise FedloomError(f"{where}tune.grid {name!r}: expected different values, got {value!r}")
+                raise FedloomError(f"{where}tune.grid {name!r}: expected different values, got {cut(repr(value))}")
             yield name, Axis(tuple(value))
         else:
             raise FedloomError(
                 f"{where}tune.grid {name!r}: expected a list of values to try, or {{ decades = [-4, 0] }}; "
-                f"got {value!r}"
+                f"got {cut(repr(value))}"
             )
 
 
@@ -235,7 +248,7 @@ def _decades(name: str, value: dict[str, Any], where: str) -> Axis:
 
 def _place(key: str, tables: list[dict[str, Any]], labels: list[str]) -> Iterator[tuple[int, Path_]]:
     """Which algorithms a key of the grid is for, and where it stands in each one's experiment."""
-    what = f"tune.grid {key!r}"
+    what = f"tune.grid {cut(repr(key))}"
     first, _, rest = key.partition(".")
     if first not in (EVERY, "algorithms"):
         fixed = {"name", "title", "seeds", "algorithms"}

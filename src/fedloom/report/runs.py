@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from fedloom.documents import read_json, read_records, read_toml
 from fedloom.errors import Damaged, FedloomError
 from fedloom.rundir import CHECKPOINTS, CONFIG, METRICS, SUMMARY
 
@@ -107,7 +106,7 @@ def read(directories: Iterable[Path]) -> Found:
                 continue
             seen.add(folder.resolve())
             if (folder / RESULTS).is_file():
-                found.studies.append(Study(folder, _json_object(folder / RESULTS)))
+                found.studies.append(Study(folder, read_json(folder / RESULTS)))
             if _is_run(folder):
                 found.runs.append(_run(folder, directory))
     return found
@@ -153,14 +152,14 @@ def _is_run(folder: Path) -> bool:
     if (folder / METRICS).is_file():
         return True
     summary = folder / SUMMARY
-    begun = (folder / CHECKPOINTS).is_dir() or (summary.is_file() and "seed" in _json_object(summary))
+    begun = (folder / CHECKPOINTS).is_dir() or (summary.is_file() and "seed" in read_json(summary))
     return begun and (folder / CONFIG).is_file()
 
 
 def _run(folder: Path, top: Path) -> Run:
-    config = _config(folder / CONFIG)
-    summary = _json_object(folder / SUMMARY) if (folder / SUMMARY).exists() else None
-    rounds = _rounds(folder / METRICS) if (folder / METRICS).exists() else []
+    config = read_toml(folder / CONFIG)
+    summary = read_json(folder / SUMMARY) if (folder / SUMMARY).exists() else None
+    rounds = read_records(folder / METRICS)
     told = (summary or {}).get("diverged")
     diverged = told if isinstance(told, str) else _diverged(folder)
     return Run(folder, _label(config, folder), config, rounds, summary, diverged, _group(folder, top))
@@ -173,48 +172,6 @@ def _group(folder: Path, top: Path) -> Path:
     return next((path for path in within if (path / RESULTS).is_file()), folder.parent).resolve()
 
 
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise Damaged(f"{path}: expected the run's settings, got nothing there") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Damaged(f"{path}: expected TOML, got a mistake in it: {error}") from None
-
-
-def _rounds(path: Path) -> list[dict[str, Any]]:
-    """A record per line. The last may be torn, when the run was killed while it wrote; any other is an error."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="strict").splitlines(keepends=True)
-    except UnicodeDecodeError as error:
-        raise Damaged(f"{path}: expected UTF-8 text, got byte {error.start} of something else") from None
-    records: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line, parse_constant=lambda _: None)
-        except ValueError:
-            if number == len(lines) and not line.endswith("\n"):
-                break
-            raise Damaged(f"{path}, line {number}: expected a JSON object, got {line.strip()!r:.60}") from None
-        if not isinstance(record, dict) or not isinstance(record.get("round"), int):
-            raise Damaged(f"{path}, line {number}: expected an object with a round, got {line.strip()!r:.60}")
-        if records and record["round"] <= records[-1]["round"]:
-            expected = f"a round after {records[-1]['round']}"
-            raise Damaged(f"{path}, line {number}: expected {expected}, got {record['round']}")
-        records.append(record)
-    return records
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-    except ValueError as error:
-        raise Damaged(f"{path}: expected JSON, got a mistake in it: {error}") from None
-    if not isinstance(content, dict):
-        raise Damaged(f"{path}: expected a JSON object, got {type(content).__name__}")
-    return content
-
-
 def _diverged(folder: Path) -> str | None:
     """What the summary of all runs says of this one."""
     for entry in _listed(folder.parent / SUMMARY):
@@ -225,7 +182,7 @@ def _diverged(folder: Path) -> str | None:
 
 def _listed(path: Path) -> list[dict[str, Any]]:
     """The runs that a summary of several lists, none where it is no such summary."""
-    runs = _json_object(path).get("runs") if path.is_file() else None
+    runs = read_json(path).get("runs") if path.is_file() else None
     return [entry for entry in runs if isinstance(entry, dict)] if isinstance(runs, list) else []
 
 

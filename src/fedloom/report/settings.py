@@ -11,7 +11,7 @@ Flat = dict[str, str]
 NAMES = {"name", "title", "algorithm.label"}
 """What a run is called does not make it another run."""
 SEEDS = {"seeds", "seed", "sampling_seed", "data.seed"}
-MACHINE = {"executor", "chunk", "device", "threads", "compile", "precision"}
+MACHINE = {"executor", "chunk", "device", "threads", "compile", "precision", "deterministic"}
 """Where a run was run: executors agree on the numbers."""
 ABSENT = "–"
 

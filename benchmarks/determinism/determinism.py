@@ -1,0 +1,114 @@
+"""The same seed, the same bits: twenty runs that may differ in everything but their numbers, one hash each.
+
+    python benchmarks/determinism/determinism.py [--runs 20] [--device cuda] [--out FILE]
+
+On a CPU a run is one of 1, 2 and 4 ranks of one thread, has a `PYTHONHASHSEED` of its own and is given its clients in
+another order. On a GPU it is one process with `deterministic=True`, started anew each time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve()
+RANKS = (1, 2, 4)
+
+
+def hashes(shuffle: int, device: str) -> dict[str, str]:
+    """Three rounds of five algorithms; what each came to as SHA-256 of its parameters' bits."""
+    import hashlib
+    import random
+
+    import torch
+
+    import fedloom as fl
+    from fedloom.sampling import Drawn, Sampler, as_sampler
+
+    torch.set_num_threads(1)
+    uniform = as_sampler("uniform")
+
+    def draw(*given: Any) -> Drawn:
+        """The clients that are drawn, called upon in another order."""
+        clients = uniform.draw(*given).clients.tolist()
+        random.Random(shuffle).shuffle(clients)
+        return Drawn(torch.tensor(clients))
+
+    algorithms = {
+        "fedavg": fl.fedavg(0.1),
+        "fedadam": fl.fedadam(0.1, server_lr=0.01),
+        "fedadp": fl.fedadp(0.1),
+        "scaffold": fl.scaffold(0.1),
+        "fedglad": fl.fedglad(fl.fedyogi(0.1, server_lr=0.01)),
+    }
+    data = fl.load("digits", partition="dirichlet", clients=30, alpha=0.3)
+    task = fl.Task(lambda: torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)))
+    found = {}
+    for name, algorithm in algorithms.items():
+        history = fl.simulate(
+            *(task, data, algorithm, 3, 12),
+            sampler=Sampler("shuffled", draw) if device == "cpu" else "uniform",
+            device=device,
+            deterministic=True,
+        )
+        bits = hashlib.sha256()
+        for leaf in history.params.values():
+            bits.update(leaf.cpu().numpy().tobytes())
+        found[name] = bits.hexdigest()
+    return found
+
+
+def started(number: int, device: str, folder: Path) -> dict[str, str]:
+    """One of the runs, in processes of its own."""
+    out = folder / f"{number}.json"
+    command = [sys.executable]
+    if device == "cpu":
+        command += ["-m", "torch.distributed.run", f"--nproc-per-node={RANKS[number % len(RANKS)]}"]
+        command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    command += [str(HERE), "--one", str(number), "--device", device, "--out", str(out)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(number)}
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    found: dict[str, str] = json.loads(out.read_text())
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--one", type=int)
+    given = parser.parse_args()
+    if given.one is not None:
+        found = hashes(given.one, given.device)
+        if os.environ.get("RANK", "0") == "0":
+            given.out.write_text(json.dumps(found))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [started(number, given.device, Path(folder)) for number in range(given.runs)]
+    import torch
+
+    same = sum(run == runs[0] for run in runs)
+    result = {
+        "same": same,
+        "of": len(runs),
+        "device": given.device if given.device == "cpu" else torch.cuda.get_device_name(),
+        "processor": platform.machine(),
+        "torch": torch.__version__,
+        "hashes": runs[0],
+    }
+    out = given.out or HERE.with_name(f"result-{given.device.partition(':')[0]}.json")
+    out.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"{same} of {len(runs)} the same")
+    sys.exit(same < len(runs))
+
+
+if __name__ == "__main__":
+    main()
