@@ -33,7 +33,7 @@ def test_a_batch_that_does_not_fit() -> None:
             self.layer = nn.Linear(6, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x) + self.layer.bias.sum() * x[:, :1].expand(-1, 2**20).sin().mean(1, keepdim=True)
+            return self.layer(x) + (self.layer.bias.sum() * x[:, :1].expand(-1, 2**20)).sin().mean(1, keepdim=True)
 
     rows = torch.zeros(1, 6, dtype=torch.float64).expand(2**16, 6)  # one row, many times
     data = fl.federate(rows, torch.zeros(1, dtype=torch.int64).expand(2**16), [torch.arange(2**16)])

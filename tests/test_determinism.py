@@ -31,15 +31,18 @@ def settings() -> tuple[bool, bool, bool, bool]:
     )
 
 
+SEEN: set[tuple[bool, ...]] = set()
+
+
 class Watching(nn.Module):
     """Notes what torch was told while it trained."""
 
-    def __init__(self, seen: set[tuple[bool, ...]]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.layer, self.seen = nn.Linear(6, 4), seen
+        self.layer = nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.seen.add((*settings(), os.environ.get(WORKSPACE) == ":4096:8"))
+        SEEN.add((*settings(), os.environ.get(WORKSPACE) == ":4096:8"))
         return self.layer(x)
 
 
@@ -47,12 +50,12 @@ def test_torch_is_told_and_told_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(WORKSPACE, raising=False)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     before = settings()
-    seen: set[tuple[bool, ...]] = set()
-    task = fl.Task(lambda: Watching(seen))
+    SEEN.clear()
+    task = fl.Task(Watching)
     history = fl.simulate(
         task, classification([6, 6]), fl.fedavg(0.1), 1, 2, executor="loop", **DOUBLE, deterministic=True
     )
-    assert seen == {(True, False, True, False, True)}
+    assert {(True, False, True, False, True)} == SEEN
     assert settings() == before
     assert history.resolved["program"] != "compiled"
 

@@ -22,9 +22,10 @@ COPIES = 4
 
 def check_model(task: Task, data: FederatedData, device: torch.device, dtype: torch.dtype | None) -> None:
     """An error unless the model, and the data where they have to be moved, fit."""
-    moved = data.nbytes if data.indices.device != device else 0
-    wanted = COPIES * model_bytes(task, dtype) + moved
-    _require(f"a model of {wanted - moved:,} bytes" if not moved else "the model and the data", wanted, device)
+    moved = data.nbytes if data.indices.device.type != device.type else 0
+    size = model_bytes(task, dtype)
+    beside = f" and {moved:,} bytes of data" if moved else ""
+    _require(f"a model of {size:,} bytes{beside}", COPIES * size + moved, device)
 
 
 def check_training(estimate: int, rows: float, row_bytes: int, device: torch.device) -> None:

@@ -181,8 +181,10 @@ def _run(
         raise FedloomError(
             "compile: expected none beside deterministic, got True: a compiler chooses between kernels by the clock"
         )
+    if deterministic and str(device).startswith("cuda"):
+        compile = False
     with repeatable(deterministic):
-        return _run_all(runs, executor, device, dtype, chunk, False if deterministic else compile, precision, progress)
+        return _run_all(runs, executor, device, dtype, chunk, compile, precision, progress)
 
 
 def _run_all(
