@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from fedloom import checkpoint, random, round_numbers, tree
-from fedloom.aggregate import gather_columns
 from fedloom.algorithm import After, Algorithm, Intake, Shortcut
 from fedloom.batches import Batching
 from fedloom.callbacks import Callback
@@ -30,7 +29,7 @@ from fedloom.functional import Functional
 from fedloom.gate import NONFINITE
 from fedloom.history import History
 from fedloom.memory import RowStore
-from fedloom.ranks import ALONE, Ranks
+from fedloom.ranks import ALONE, Ranks, gather_columns
 from fedloom.records import Records
 from fedloom.rundir import RunDirectory
 from fedloom.sampling import Drawn, Sampler, cohort_size
