@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fedloom.errors import Diverged as Diverged
     from fedloom.errors import FedloomError as FedloomError
     from fedloom.estimate import estimate_accumulator as estimate_accumulator
+    from fedloom.faults import Fault as Fault
     from fedloom.history import History as History
     from fedloom.personalization import personalize as personalize
     from fedloom.robust import centred_clipping as centred_clipping
@@ -90,6 +91,7 @@ _HOMES = {
     "errors": ("Diverged", "FedloomError"),
     "estimate": ("estimate_accumulator",),
     "personalization": ("personalize",),
+    "faults": ("Fault",),
     "history": ("History",),
     "robust": (
         *("centred_clipping", "coordinate_median", "geometric_median"),

@@ -126,7 +126,7 @@ class Aggregation:
         if self.rule.upload.name != "keep()":
             on_gpu = _device(chunk).type == "cuda"
             size = max(1, (_GPU_BLOCK if on_gpu else _BLOCK) // max(1, self.layout.size))
-        return [_select(chunk, block) for block in admitted.split(size) if block.numel()]
+        return [select(chunk, block) for block in admitted.split(size) if block.numel()]
 
     def add(self, chunk: Cohort, lane: int = 0, numbers: Tensor | None = None) -> None:
         """Run the upload on a block of admitted rows and add them up; lanes come in ascending order.
@@ -311,7 +311,7 @@ def _device(chunk: Cohort) -> torch.device:
     return next(iter(chunk.updates.values())).device
 
 
-def _select(chunk: Cohort, rows: Tensor) -> Cohort:
+def select(chunk: Cohort, rows: Tensor) -> Cohort:
     """Those rows of a chunk, in that order; the chunk itself where that is what it holds."""
     if torch.equal(rows, torch.arange(chunk.size)):
         return chunk
@@ -322,7 +322,7 @@ def _select(chunk: Cohort, rows: Tensor) -> Cohort:
     def leaves(of: Params) -> Params:
         return {name: leaf[to_device(rows, leaf.device)] for name, leaf in of.items()}
 
-    columns = {name: pick(getattr(chunk, name)) for name in ("steps", "losses", "multiplicity", "weights")}
+    columns = {name: pick(getattr(chunk, name)) for name in ("steps", "losses", "multiplicity", "weights", "rounds")}
     clients, examples = chunk.clients[rows.to(chunk.clients.device)], chunk.examples[rows.to(chunk.examples.device)]
     buffers = None if chunk.buffers is None else leaves(chunk.buffers)
     extra = None if chunk.extra is None else {kind: leaves(of) for kind, of in chunk.extra.items()}

@@ -59,10 +59,11 @@ def _check_leaves(what: str, leaves: Params, like: Params, size: int) -> None:
 
 def misfit(update: Params, params: Params) -> str | None:
     """Why one client's update cannot be stacked with the others': names or shapes that are not the model's."""
-    try:
-        _check_leaves("updates", {name: leaf.unsqueeze(0) for name, leaf in update.items()}, params, 1)
-    except FedloomError as error:
-        return str(error).removeprefix("Cohort.")
+    if update.keys() != params.keys():
+        return f"update: expected leaves {', '.join(sorted(params))}; got {', '.join(sorted(update))}"
+    for name, leaf in params.items():
+        if update[name].shape != leaf.shape:
+            return f"update {name!r}: expected shape {tuple(leaf.shape)}, got {tuple(update[name].shape)}"
     return None
 
 

@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from fedloom.experiments.robust_sections import AnyRule
 from fedloom.experiments.section import (
     Count,
     Decay,
@@ -182,6 +183,7 @@ class AlgorithmSection(Section):
     adaptive_clip: Annotated[AdaptiveClip | None, BeforeValidator(_switch)] = None
     zeroing: Annotated[Zeroing | None, BeforeValidator(_switch)] = None
     glad: Annotated[Glad | None, BeforeValidator(_switch)] = None
+    combine: AnyRule | None = None  # in the place of the algorithm's own
 
     @model_validator(mode="after")
     def _one_clip(self) -> Self:
@@ -191,7 +193,8 @@ class AlgorithmSection(Section):
 
     def title(self) -> str:
         """What tables and pictures call it."""
-        return self.label or (f"fedglad({self.name})" if self.glad else self.name)
+        name = self.name if self.combine is None else f"{self.name}, {self.combine.rule}"
+        return self.label or (f"fedglad({name})" if self.glad else name)
 
 
 class Trained(AlgorithmSection):
@@ -323,7 +326,7 @@ class Central(Trained):
 
     @model_validator(mode="after")
     def _no_federation(self) -> Self:
-        for key in ("clip", "adaptive_clip", "zeroing", "glad"):
+        for key in ("clip", "adaptive_clip", "zeroing", "glad", "combine"):
             if getattr(self, key) is not None:
                 raise mistake("none with name = 'central', which has no updates", key, getattr(self, key))
         return self
