@@ -14,6 +14,7 @@ import pytest
 import torch
 from small_federations import EXECUTORS, POINT, always, classification, digest, distance, flat, linear, quadratics
 from test_cli import exit_code, rounds
+from test_distributed import torchrun
 from torch import Tensor
 
 import fedloom as fl
@@ -146,20 +147,24 @@ def test_clients_that_all_send_nan_do_not_end_the_run() -> None:
     assert len(history.rounds) == 6 and bool(flat(history).isfinite().all())
 
 
-@pytest.mark.parametrize("make", [lambda: fl.scaffold(0.1), lambda: fl.fedadam(0.1), lambda: fl.feddyn(0.1, alpha=0.1)])
-def test_with_too_few_reports_a_round_never_was(make: Any) -> None:
-    """Rounds below the minimum might as well not have been: memories, moments and counters included."""
-    data = classification(SIZES)
-    enough, few = [0, 1, 2, 3], [4, 5]
-    with_void = fl.simulate(
-        linear(), data, make(), 3, 4, sampler=always(enough, few, enough), min_reports=3, dtype=torch.float64
-    )
-    assert [record["admitted"] for record in with_void.rounds] == [4, 2, 4]
-    assert with_void.rounds[1]["pseudo_gradient_norm"] == 0
-    one = fl.simulate(linear(), data, make(), 2, 4, sampler=always(enough, few), min_reports=3, dtype=torch.float64)
-    none = fl.simulate(linear(), data, make(), 1, 4, sampler=always(enough), dtype=torch.float64)
-    assert digest(one.params) == digest(none.params)
-    assert one.state is not None and none.state is not None and one.state.round == none.state.round == 1
+@pytest.mark.parametrize(
+    "make",
+    [lambda: fl.scaffold(0.1), lambda: fl.fedadam(0.1), lambda: fl.feddyn(0.1, alpha=0.1), lambda: fl.fedadp(0.1)],
+)
+def test_a_round_with_too_few_reports_never_was(make: Any) -> None:
+    """What clients remember, moments and counters included: the rounds after it go on as if it had not been drawn."""
+    enough, few, more = [0, 1, 2, 3], [4, 5], [0, 1, 4, 5]
+    options: dict[str, Any] = {"batch_size": 100, "dtype": torch.float64, "min_reports": 3}  # whole batches: no order
+
+    def run(*cohorts: list[int]) -> fl.History:
+        data = classification(SIZES)
+        return fl.simulate(linear(), data, make(), len(cohorts), 4, sampler=always(*cohorts), **options)
+
+    void, stopped, without = run(enough, few, more), run(enough, few), run(enough, more)
+    assert [record["admitted"] for record in void.rounds] == [4, 2, 4]
+    assert digest(stopped.params) == digest(run(enough).params)
+    assert distance(void, without) < 1e-14
+    assert void.state is not None and void.state.round == 2
 
 
 # Attacks --------------------------------------------------------------------------------------------------------------
@@ -369,6 +374,44 @@ def test_one_table_of_faults_stands_for_a_list_of_one() -> None:
 def test_mistakes_in_a_file_are_one_clear_line(override: str, message: str) -> None:
     with pytest.raises(fl.FedloomError, match=message):
         schema.read(FILE, [override])
+
+
+SCRIPT = """
+import sys, json, os
+import torch
+torch.set_num_threads(1)
+sys.path.insert(0, sys.argv[2])
+import fedloom as fl
+from small_federations import classification, digest
+from test_executors import BatchNormed, Dense
+
+RULES = [fl.multi_krum(0.3), fl.geometric_median(), fl.centred_clipping(0.05), fl.coordinate_median()]
+RULES += [fl.norm_bounding(0.1)]
+FAULTS = [fl.Fault("a_little_is_enough", 0.2), fl.Fault("gaussian", 0.1), fl.Fault("inner_product", 0.1)]
+FAULTS += [fl.Fault(kind, 0.1) for kind in ("dropout", "crash", "nan", "wrong_shape", "stale", "double")]
+data = classification([20, 9, 31, 20, 5, 14, 7, 12, 40, 3, 18, 22])
+found = []
+for rule in RULES:
+    for model, executor in ((Dense, "vectorized"), (BatchNormed, "loop")):
+        algorithm = fl.replace(fl.fedglad(fl.scaffold(0.1)), combine=rule)
+        history = fl.simulate(fl.Task(model), data, algorithm, rounds=3, cohort=12, batch_size=8, executor=executor,
+                              drop_last=model is BatchNormed, faults=FAULTS, min_reports=4, dtype=torch.float32)
+        told = [[record[key] for key in ("admitted", "refused", "mean_update_norm")] for record in history.rounds]
+        found.append([repr(rule), digest(history.params), digest(history.buffers), told])
+if os.environ["RANK"] == "0":
+    json.dump(found, open(sys.argv[1], "w"))
+"""
+
+
+@pytest.mark.slow
+def test_ranks_come_to_the_bits_of_one_process(tmp_path: Path) -> None:
+    script, found = tmp_path / "script.py", {}
+    script.write_text(SCRIPT)
+    for ranks in (1, 3):
+        done = torchrun(ranks, str(script), str(tmp_path / "out.json"), str(Path(__file__).parent))
+        assert done.returncode == 0, done.stderr[-3000:]
+        found[ranks] = (tmp_path / "out.json").read_text()
+    assert found[1] == found[3]
 
 
 def test_nothing_goes_wrong_by_default() -> None:

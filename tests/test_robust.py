@@ -12,11 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_federations import noise
 from test_lanes import Shared
+from test_server_graphs import play as rounds
+from test_server_graphs import same, traced
 from torch import Tensor
 
 import fedloom as fl
 from fedloom.algorithm import Algorithm
 from fedloom.ranks import ALONE
+from fedloom.server_graphs import ServerGraphs
 from fedloom.types import Params, Report
 from fedloom.weighting import Weighting
 
@@ -288,6 +291,17 @@ def test_ranks_and_lanes_come_to_the_bits_of_one_process(name: str) -> None:
         for got, expected in zip(found[rank], alone, strict=True):
             assert got.keys() == expected.keys()
             assert all(torch.equal(got[leaf], expected[leaf]) for leaf in expected)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules_can_be_recorded(name: str) -> None:
+    """On a GPU the server's side of a round is one launch: nothing waits for a number."""
+    algorithm = fl.replace(fl.fedavg(client_lr=0.1), combine=RULES[name])
+    graphs = ServerGraphs(traced)
+    for expected, got in zip(rounds(algorithm, 5, None), rounds(algorithm, 5, graphs), strict=True):
+        same(expected[0], got[0])
+        same(expected[1].combine, got[1].combine)
+    assert graphs.made and not graphs.refused
 
 
 @pytest.mark.parametrize(

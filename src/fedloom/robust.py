@@ -6,8 +6,6 @@ twice counts twice. Distances are taken row against row in float64, never as dif
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -21,8 +19,8 @@ from fedloom.weighting import Weighed, Weighting, base_weight, uniform
 def multi_krum(attackers: float = 0.2, selected: int | None = None) -> Weighting:
     """Multi-Krum (Blanchard et al. 2017): the mean of the m updates with the least sums of squared distances to others.
 
-    Of n updates f = ceil(`attackers` n) may be hostile; an update's score adds up its n - f - 2 nearest, and m is
-    `selected`, or n - f. `selected=1` is Krum. Equal scores: the lower client first.
+    Of n updates f = ceil(`attackers` n) may be hostile; an update's score adds up its n - f - 2 nearest (one, if that
+    is less), and m is `selected`, or n - f. `selected=1` is Krum. Equal scores: the lower client first.
     """
     _share("multi_krum attackers", attackers)
     if selected is not None:
@@ -30,16 +28,19 @@ def multi_krum(attackers: float = 0.2, selected: int | None = None) -> Weighting
 
     def weigh(evidence: Evidence, state: PartState) -> Weighed:
         order = evidence.clients.argsort()
-        place = order.repeat_interleave(evidence.multiplicity[order].long())
-        n = len(place)
+        count = evidence.multiplicity[order]
+        n = tree.total(count)
         f = _of(attackers, n)
-        apart = _rows(evidence).pairs()[place][:, place]
-        apart = apart.masked_fill(torch.eye(n, dtype=torch.bool, device=apart.device), torch.inf)
-        nearest = apart.sort(1).values[:, : max(1, n - f - 2)]
-        best = tree.total(nearest, lead=1).argsort(stable=True)[: min(n, selected or max(1, n - f))]
-        ones = torch.ones_like(evidence.norms)
-        chosen = torch.zeros_like(ones).index_add(0, place[best], ones[place[best]])
-        return chosen / len(best), ones, state
+        apart = _rows(evidence).pairs()[order][:, order]
+        nearest, place = apart.sort(1)
+        near = _within(
+            (count - torch.eye(len(count), device=count.device)).gather(1, place), 1, 0, (n - f - 2).clamp(min=1)
+        )
+        scores = tree.total(torch.where(near > 0, nearest * near, 0.0), lead=1)  # a distance may have overflowed
+        best = scores.argsort(stable=True)
+        m = (n - f).clamp(min=1) if selected is None else n.clamp(max=selected)
+        chosen = torch.zeros_like(count).index_copy(0, order[best], _within(count[best], 0, 0, m) / m)
+        return chosen, torch.ones_like(chosen), state
 
     shown = "" if selected is None else f", selected={selected}"
     return Weighting(f"multi_krum({attackers:g}{shown})", weigh, needs="rows")
@@ -93,9 +94,8 @@ def coordinate_median() -> Weighting:
     """The median of every coordinate (Yin et al. 2018); of an even number of clients the mean of the middle two."""
 
     def column(rows: Tensor, evidence: Evidence) -> Tensor:
-        ordered = _repeated(rows, evidence).sort(0).values
-        n = len(ordered)
-        return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+        n = tree.total(evidence.multiplicity)
+        return _trimmed(rows, evidence.multiplicity, ((n - 1) / 2).floor())
 
     return Weighting("coordinate_median()", uniform().weigh, needs="rows", column=column)
 
@@ -105,11 +105,8 @@ def trimmed_mean(share: float = 0.2) -> Weighting:
     _share("trimmed_mean share", share)
 
     def column(rows: Tensor, evidence: Evidence) -> Tensor:
-        ordered = _repeated(rows, evidence).sort(0).values
-        n = len(ordered)
-        cut = min(_of(share, n), (n - 1) // 2)
-        ones = torch.ones(1, n - 2 * cut, dtype=torch.float64, device=rows.device)
-        return row_sums.add(None, ordered[cut : n - cut], ones)[0] / (n - 2 * cut)
+        n = tree.total(evidence.multiplicity)
+        return _trimmed(rows, evidence.multiplicity, _of(share, n).minimum(((n - 1) / 2).floor()))
 
     return Weighting(f"trimmed_mean({share:g})", uniform().weigh, needs="rows", column=column)
 
@@ -134,14 +131,24 @@ def _clipped(lengths: Tensor, most: float | Tensor) -> Tensor:
     return torch.where(lengths > most, most / lengths, 1.0)
 
 
-def _repeated(rows: Tensor, evidence: Evidence) -> Tensor:
-    """A client that was drawn twice stands there twice."""
-    return rows.repeat_interleave(evidence.multiplicity.long(), 0)
+def _trimmed(rows: Tensor, count: Tensor, cut: Tensor) -> Tensor:
+    """The mean of each column without its `cut` largest and `cut` smallest, a row standing there `count` times."""
+    ordered, place = rows.sort(0)
+    n = tree.total(count)
+    kept = _within(count[place], 0, cut, n - cut)
+    ones = torch.ones(1, len(rows), dtype=torch.float64, device=rows.device)
+    return row_sums.add(None, ordered * kept, ones)[0] / (n - 2 * cut)
 
 
-def _of(share: float, count: int) -> int:
+def _within(count: Tensor, axis: int, low: float | Tensor, high: Tensor) -> Tensor:
+    """How many of each lie at places `low` to `high` of a line in which each stands `count` times."""
+    end = count.cumsum(axis)
+    return (end.clamp(max=high) - (end - count).clamp(min=low)).clamp(min=0)
+
+
+def _of(share: float, count: Tensor) -> Tensor:
     """So many of `count`, rounded up; 7 % of 100 are 7, whatever the last bit says."""
-    return math.ceil(share * count - 1e-9)
+    return (share * count - 1e-9).ceil()
 
 
 def _rows(evidence: Evidence) -> Rows:
