@@ -250,13 +250,28 @@ def test_rules_keep_the_laws_in_any_algorithm(name: str) -> None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_glads_spread_is_at_least_one_where_clients_differ(name: str) -> None:
-    """sum_k p_k ||u_k||^2 >= ||sum_k p_k u_k||^2, u_k being what the rule takes of client k."""
+    """GSI^2 = sum_k p_k ||u_k||^2 / ||sum_k p_k u_k||^2, u_k being what the rule takes of client k."""
     algorithm = fl.replace(fl.fedglad(fl.fedavg(client_lr=0.1)), combine=RULES[name])
     params: Params = {"w": torch.zeros(6, dtype=torch.float64)}
     state = algorithm.init(params, 9)
     for seed in range(3):
         params, state, report = algorithm.apply(params, state, cohort(0.3 + noise(9, 6, seed=seed)))
         assert report["gsi"] >= 1 - 1e-12
+
+
+def test_glads_spread_is_that_of_the_clipped_updates() -> None:
+    """Three rounds carry the centre to v, of norm 3; then everybody is far away."""
+    algorithm = fl.replace(fl.fedglad(fl.fedavg(client_lr=0.1)), combine=fl.centred_clipping(1.0))
+    v = 3 * torch.nn.functional.normalize(noise(6), dim=0)
+    params: Params = {"w": torch.zeros(6, dtype=torch.float64)}
+    state = algorithm.init(params, 9)
+    for _ in range(3):
+        params, state, _ = algorithm.apply(params, state, cohort(v.expand(9, 6)))
+    far = 1e3 * noise(9, 6, seed=1)
+    clipped = v + torch.nn.functional.normalize(far - v, dim=1)
+    report = algorithm.apply(params, state, cohort(far))[2]
+    expected = float((clipped**2).sum(1).mean() / (clipped.mean(0) ** 2).sum()) ** 0.5
+    assert report["gsi"] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", RULES)
