@@ -209,6 +209,19 @@ def test_a_little_is_enough_finds_its_own_strength() -> None:
     torch.testing.assert_close(points(given)[1], points(explicit)[1])
 
 
+def test_the_honest_are_those_whose_updates_are_finite() -> None:
+    """A client whose own training overflows is no part of what the hostile ones imitate."""
+    fault = Fault("inner_product", 0.4, 2.0)
+    overflowing = next(client for client in range(5) if client not in Faults([fault], 0, 5).of("inner_product"))
+    data = quadratics(
+        [[1e200, 0.0] if client == overflowing else centre for client, centre in enumerate(CENTRES)], [2] * 5
+    )
+    task = dataclasses.replace(POINT, loss=lambda output, target: 0.5 * (output - target).pow(2).sum(1).pow(2))
+    algorithm = fl.fedsgd(server_lr=1.0, weighting=fl.uniform())
+    history = fl.simulate(task, data, algorithm, 1, 5, dtype=torch.float64, faults=fault)
+    assert history.rounds[0]["admitted"] == 4 and history.rounds[0]["refused"] == 1
+
+
 def test_gaussian_noise_has_its_deviation_and_is_new_every_round() -> None:
     """Everybody sends noise, with a model of 5,000 numbers: the first step is their mean."""
     data, task = classification([2] * 4, features=1249, classes=4), linear(1249, 4)

@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--cohort", type=int, default=30)
     parser.add_argument("--client-lr", type=float, default=0.2)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--out", type=Path)
     settings = parser.parse_args()
     began = time.perf_counter()

@@ -90,9 +90,14 @@ class Faults:
         self.attackers = _hostile([fault for fault in faults if fault.kind in ATTACKS], seed, population)
 
     @property
+    def forgers(self) -> list[tuple[Fault, Tensor]]:
+        """Those who send something else than what they learnt."""
+        return [(fault, clients) for fault, clients in self.attackers if fault.kind != "label_flip"]
+
+    @property
     def tampers(self) -> bool:
         """Whether anything may happen to a report on its way."""
-        return bool(self.attackers) or any(kind in self.accidents for kind in ("nan", "wrong_shape", "stale", "double"))
+        return bool(self.forgers) or any(kind in self.accidents for kind in ("nan", "wrong_shape", "stale", "double"))
 
     def struck(self, kind: str, t: int, clients: Tensor) -> Tensor:
         """A mask of the clients that have this accident in round t."""
@@ -127,11 +132,11 @@ class Faults:
         self, trained: Sequence[Trained], t: int, server_round: int, params: Params, ranks: Ranks
     ) -> Iterator[tuple[Trained, dict[int, str]]]:
         """What arrives of a cohort's reports, and why some do not fit the model."""
-        colluding = any(fault.kind in COLLUDING for fault, _ in self.attackers)
+        colluding = any(fault.kind in COLLUDING for fault, _ in self.forgers)
         honest = _Honest(trained, self.attackers, ranks) if colluding else None
         for part in trained:
             cohort = part.cohort
-            for fault, clients in self.attackers:
+            for fault, clients in self.forgers:
                 mask = torch.isin(cohort.clients.cpu(), clients)
                 if bool(mask.any()):
                     cohort = replace(cohort, updates=self._forged(fault, cohort, mask, t, honest))
@@ -151,7 +156,7 @@ class Faults:
             layout = Layout({name: leaf.shape[1:] for name, leaf in updates.items()})
             sent = layout.unflatten(_normal(keys, layout.size) * c)
         else:
-            factor = {"sign_flip": -c, "scaling": c, "zero": 0.0, "label_flip": 1.0}[fault.kind]
+            factor = {"sign_flip": -c, "scaling": c, "zero": 0.0}[fault.kind]
             sent = {name: factor * leaf for name, leaf in updates.items()}
         return {name: _where(mask, sent[name].to(leaf), leaf) for name, leaf in updates.items()}
 
@@ -179,16 +184,19 @@ class _Honest:
 
     def __init__(self, trained: Sequence[Trained], attackers: Sequence[tuple[Fault, Tensor]], ranks: Ranks) -> None:
         hostile = torch.cat([clients for _, clients in attackers])
-        masks = [~torch.isin(part.cohort.clients.cpu(), hostile) for part in trained]
-        rows = [_flat(part.cohort.updates) for part in trained]
-        self.count = sum(ranks.gather_json(sum(int(mask.sum()) for mask in masks)))
-        self.hostile = sum(ranks.gather_json(sum(int((~mask).sum()) for mask in masks)))
+        parts, self.count, self.hostile = [], 0, 0
+        for part in trained:
+            theirs = torch.isin(part.cohort.clients.cpu(), hostile)
+            sound = torch.nonzero(~theirs & gate.finite(part.cohort).cpu()).flatten()
+            parts.append((part.part.lane, _flat(_rows(part.cohort.updates, sound)), len(sound)))
+            self.count, self.hostile = self.count + len(sound), self.hostile + int(theirs.sum())
+        self.count, self.hostile = sum(ranks.gather_json(self.count)), sum(ranks.gather_json(self.hostile))
 
         def mean(entries: Callable[[Params], Params]) -> Params:
             lanes = Lanes()
-            for part, mask, leaves in zip(trained, masks, rows, strict=True):
-                ones = mask.double().unsqueeze(0).to(next(iter(leaves.values())).device)
-                lanes.add(part.part.lane, entries(leaves), ones)
+            for lane, rows, size in parts:
+                device = next(iter(rows.values())).device
+                lanes.add(lane, entries(rows), torch.ones(1, size, dtype=torch.float64, device=device))
             return {name: sums[0] / max(1, self.count) for name, sums in lanes.total(ranks).items()}
 
         self.mean = mean(lambda leaves: leaves)
