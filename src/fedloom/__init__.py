@@ -44,8 +44,15 @@ if TYPE_CHECKING:
     from fedloom.errors import Diverged as Diverged
     from fedloom.errors import FedloomError as FedloomError
     from fedloom.estimate import estimate_accumulator as estimate_accumulator
+    from fedloom.faults import Fault as Fault
     from fedloom.history import History as History
     from fedloom.personalization import personalize as personalize
+    from fedloom.robust import centred_clipping as centred_clipping
+    from fedloom.robust import coordinate_median as coordinate_median
+    from fedloom.robust import geometric_median as geometric_median
+    from fedloom.robust import multi_krum as multi_krum
+    from fedloom.robust import norm_bounding as norm_bounding
+    from fedloom.robust import trimmed_mean as trimmed_mean
     from fedloom.simulation import simulate as simulate
     from fedloom.simulation import simulate_trials as simulate_trials
     from fedloom.system import System as System
@@ -87,7 +94,12 @@ _HOMES = {
     "errors": ("Diverged", "FedloomError"),
     "estimate": ("estimate_accumulator",),
     "personalization": ("personalize",),
+    "faults": ("Fault",),
     "history": ("History",),
+    "robust": (
+        *("centred_clipping", "coordinate_median", "geometric_median"),
+        *("multi_krum", "norm_bounding", "trimmed_mean"),
+    ),
     "simulation": ("simulate", "simulate_trials"),
     "system": ("System",),
     "task": (

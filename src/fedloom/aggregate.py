@@ -3,11 +3,13 @@
 Rows are added one after the other in ascending client order, and every other sum is a fold of elementwise additions
 (`tree.total`), so the result has the same bits however the cohort is cut, permuted or threaded. A run cuts its cohort
 into lanes besides, whose sums are added as a tree: then it does not matter either which process adds which.
-Two plans: `meta` adds each row as it comes and keeps none; `alignment` keeps them, to compare each with their mean.
+Three plans: `meta` adds each row as it comes and keeps none; `alignment` keeps them, to compare each with their mean;
+`rows` keeps them for a rule that measures them itself, or goes through them coordinate by coordinate (`kept.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,8 +18,9 @@ from torch import Tensor
 from fedloom import gate, tree
 from fedloom import rows as row_sums
 from fedloom.errors import FedloomError
+from fedloom.kept import Kept
 from fedloom.lanes import Lanes
-from fedloom.ranks import Ranks
+from fedloom.ranks import Ranks, gather_columns
 from fedloom.readings import to_device
 from fedloom.tree import Layout
 from fedloom.types import Cohort, Evidence, Needs, Params, PartState, State
@@ -39,10 +42,11 @@ class Rule:
     sums_updates: bool = False  # add up the raw updates too
     trusting: bool = False  # take finite rows for granted; whether they were is told beside the result
     ranks: Ranks = field(default_factory=Ranks)
+    min_reports: int = 1  # with fewer admitted the round is void
 
     @property
     def keep_rows(self) -> bool:
-        return "alignment" in (self.needs, self.combine.needs) or self.combine.local is None
+        return {self.needs, self.combine.needs} != {"meta"} or self.combine.local is None
 
 
 @dataclass(frozen=True)
@@ -62,16 +66,12 @@ class Aggregate:
     combine: PartState = None
     cosine: float | Tensor = float("nan")
     mean_norm: float | Tensor = 0.0
+    void: bool = False  # too few were admitted: nothing changes
     expected: int | None = None  # under noise: how many were to come; how many did is not told, nor that nobody did
 
     @property
     def admitted(self) -> int:
         return len(self.order)
-
-    @property
-    def void(self) -> bool:
-        """Whether the round has not happened."""
-        return not self.admitted and self.expected is None
 
 
 class Aggregation:
@@ -87,15 +87,23 @@ class Aggregation:
         self.order: list[Tensor] = []  # where each admitted row stood among all rows given
         self.carried: set[str] | None = None  # the optional fields of the first chunk
         self.columns: dict[str, list[Tensor]] = {}
-        self.kept: list[tuple[int, Params]] = []  # (lane, rows)
+        self.kept = Kept(self.layout, rule.ranks, self._centre() if rule.combine.centred else None)
         self.squares: list[Tensor] = []
         self.notes: dict[str, list[Tensor]] = {}
         self.buffers: dict[str, list[Tensor]] = {}
         self.sums = Lanes()  # of g_k / ||g_k||, and of weight_k scale_k g_k where rows are not kept
         self.extra: dict[str, Lanes] = {}
 
-    def admit(self, chunk: Cohort) -> list[Cohort]:
-        """Gate a chunk's rows: those admitted, ascending in client, in blocks that an upload can work on at once."""
+    def _centre(self) -> Params:
+        """The pseudo-gradient of the last round, flat; zero before the first."""
+        last: Params = self.state.combine or tree.zeros_like(self.params)
+        return {name: leaf.double().flatten() for name, leaf in last.items()}
+
+    def admit(self, chunk: Cohort, misfits: Mapping[int, str] | None = None) -> list[Cohort]:
+        """Gate a chunk's rows: those admitted, ascending in client, in blocks that an upload can work on at once.
+
+        `misfits` are clients whose reply does not fit the model, and why: their rows hold nothing of it.
+        """
         if not isinstance(chunk, Cohort):
             raise FedloomError(f"apply: expected a Cohort or an iterable of them, got {type(chunk).__name__}")
         gate.check(chunk, self.params, self.state.buffers)
@@ -106,6 +114,8 @@ class Aggregation:
             raise FedloomError(f"Cohort.{name}: expected in every chunk of the round or in none, got both")
         self.carried = carried
         reasons = gate.admit(chunk, self.state, self.seen, self.rule.trusting)
+        if misfits:
+            reasons = [misfits.get(client, why) for client, why in zip(chunk.clients.tolist(), reasons, strict=True)]
         start = len(self.reasons)
         ids = chunk.clients.cpu()
         self.ids.append(ids)
@@ -117,7 +127,7 @@ class Aggregation:
         if self.rule.upload.name != "keep()":
             on_gpu = _device(chunk).type == "cuda"
             size = max(1, (_GPU_BLOCK if on_gpu else _BLOCK) // max(1, self.layout.size))
-        return [_select(chunk, block) for block in admitted.split(size) if block.numel()]
+        return [select(chunk, block) for block in admitted.split(size) if block.numel()]
 
     def add(self, chunk: Cohort, lane: int = 0, numbers: Tensor | None = None) -> None:
         """Run the upload on a block of admitted rows and add them up; lanes come in ascending order.
@@ -146,7 +156,7 @@ class Aggregation:
             self.extra.setdefault(kind, Lanes()).add(lane, self._flat(leaves), ones)
         direction = torch.where(norms > 0, 1 / norms, 0.0)
         if self.rule.keep_rows:
-            self.kept.append((lane, rows))
+            self.kept.add(lane, rows)
             self.sums.add(lane, rows, direction.unsqueeze(0))
         else:
             assert self.rule.combine.local is not None
@@ -186,38 +196,38 @@ class Aggregation:
             losses=columns.get("losses"),
             dots=columns.get("dots"),
             mean_norm=columns.get("mean_norm"),
+            rows=self.kept if self.rule.keep_rows else None,
         )
 
     def finish(self) -> Aggregate:
         """Weigh, now that all evidence is in."""
         got = self.roster()
-        if not self.squares:
+        if got.void:
             return replace(got, combine=self.state.combine)
         columns = {name: torch.cat(parts) for name, parts in self.columns.items()}
-        squares = torch.cat(self.squares)
         sums = self.sums.total(self.rule.ranks)
         if self.rule.keep_rows:
             columns |= self._alignment(columns)
         evidence = self._evidence(columns)
         p, scale, combine_state = self.rule.combine.weigh(evidence, self.state.combine)
-        spread = (p * scale * scale).unsqueeze(1) * squares
         told = {"weight": p, "norm": evidence.norms}
         if self.rule.keep_rows:
             told |= {"angle": angle(evidence), "distance": columns["distance"]}
         count = got.admitted
         notes = {name: tree.total(torch.cat(parts).double()) / count for name, parts in self.notes.items()}
+        gradient = self._shaped(self._gradient(sums, evidence, p, scale))
         return replace(
             got,
             columns=told,
-            gradient=self._shaped(self._gradient(sums, evidence, p, scale)),
-            squares=dict(zip(self.layout.shapes, tree.total(spread.T, lead=1), strict=True)),
-            buffers=_average_buffers({name: torch.cat(parts) for name, parts in self.buffers.items()}, p),
+            gradient=gradient,
+            squares=dict(zip(self.layout.shapes, self._spread(evidence, p, scale), strict=True)),
+            buffers=self._buffers(evidence, p),
             extra={
                 kind: self._shaped({name: part[0] for name, part in lanes.total(self.rule.ranks).items()})
                 for kind, lanes in self.extra.items()
             },
             notes={name: note if note.is_cuda else float(note) for name, note in notes.items()},
-            combine=combine_state,
+            combine=gradient if self.rule.combine.centred else combine_state,
             cosine=_cosine(sums, evidence.norms),
             mean_norm=tree.total(evidence.norms) / count,
         )
@@ -236,7 +246,7 @@ class Aggregation:
             for kind in sorted({kind for kinds in ranks.gather_json(list(self.extra)) for kind in kinds}):
                 self.extra.setdefault(kind, Lanes())
         finite = torch.cat(self.finite) if self.finite else None
-        return Aggregate(ids, self.reasons, order, finite=finite)
+        return Aggregate(ids, self.reasons, order, finite=finite, void=len(order) < max(1, self.rule.min_reports))
 
     def _alignment(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
         """Each kept row against the mean of all: dot products, and distances taken directly, without cancellation."""
@@ -244,35 +254,45 @@ class Aggregation:
         local = self.rule.combine.local
         weight = torch.ones_like(evidence.norms) if local is None else local(evidence)[0]
         whole = tree.total(weight)
-        mean = {name: part / whole for name, part in self._weighted(weight).items()}
-        found: dict[str, list[Tensor]] = {"dots": [], "distance": []}
-        for _, rows in self.kept:
-            dots = torch.stack([row_sums.dots(part, mean[name]) for name, part in rows.items()], 1)
-            apart = torch.stack([row_sums.distances(part, mean[name]) for name, part in rows.items()], 1)
-            found["dots"].append(tree.total(dots, lead=1))
-            found["distance"].append(tree.total(apart, lead=1).sqrt())
-        gathered = gather_columns(self.rule.ranks, found)
-        length = torch.stack([tree.total(part * part) for part in mean.values()])
-        return {name: torch.cat(parts) for name, parts in gathered.items()} | {"mean_norm": tree.total(length).sqrt()}
+        mean = {name: part / whole for name, part in self.kept.weighted(weight).items()}
+        length = tree.total(torch.stack([tree.total(part * part) for part in mean.values()])).sqrt()
+        return {"dots": self.kept.dots(mean), "distance": self.kept.apart(mean), "mean_norm": length}
 
     def _gradient(self, sums: Params, evidence: Evidence, p: Tensor, scale: Tensor) -> Params:
+        column = self.rule.combine.column
+        if column is not None:
+            return self.kept.columns(lambda rows: column(rows, evidence))
         if self.rule.keep_rows:
-            return self._weighted(p * scale)
+            return self.kept.blend(p * scale)
         assert self.rule.combine.local is not None
         weight, local_scale = self.rule.combine.local(evidence)
         whole = tree.total(weight * local_scale)
         factor = torch.where(whole > 0, tree.total(p * scale) / whole, 0.0)  # every scale may be zero
         return {name: part[1] * factor for name, part in sums.items()}
 
-    def _weighted(self, column: Tensor) -> Params:
-        """The sum of the kept rows, each times its number in `column`, which has those of all ranks."""
-        lanes = Lanes()
-        sizes = [len(next(iter(rows.values()))) for _, rows in self.kept]
-        before = sum(self.rule.ranks.gather_json(sum(sizes))[: self.rule.ranks.rank])
-        own = column[before : before + sum(sizes)].split(sizes)
-        for (lane, rows), part in zip(self.kept, own, strict=True):
-            lanes.add(lane, rows, part.unsqueeze(0))
-        return {name: part[0] for name, part in lanes.total(self.rule.ranks).items()}
+    def _spread(self, evidence: Evidence, p: Tensor, scale: Tensor) -> Tensor:
+        """Per leaf: sum_k p_k ||scale_k g_k||^2; a coordinate-wise rule takes the squares as it takes the updates."""
+        column = self.rule.combine.column
+        if column is not None:
+            found = self.kept.columns(lambda rows: column(rows * rows, evidence))
+            return torch.stack([tree.total(part) for part in found.values()])
+        if self.rule.combine.centred:
+            return tree.total((p.unsqueeze(1) * self.kept.moved(scale)).T, lead=1)
+        spread = (p * scale * scale).unsqueeze(1) * torch.cat(self.squares)
+        return tree.total(spread.T, lead=1)
+
+    def _buffers(self, evidence: Evidence, p: Tensor) -> Params | None:
+        """The clients' own statistics, in their dtype: averaged, or by the rule's `column`; of counters the largest."""
+        column = self.rule.combine.column
+
+        def average(rows: Tensor) -> Tensor:
+            if not rows.is_floating_point():
+                return rows.amax(0)
+            flat = tree.matrix(rows)
+            mean = row_sums.add(None, flat, p.unsqueeze(0))[0] if column is None else column(flat.double(), evidence)
+            return mean.reshape(rows.shape[1:]).to(rows.dtype)
+
+        return {name: average(torch.cat(parts)) for name, parts in self.buffers.items()} or None
 
     def _flat(self, leaves: Params) -> Params:
         return {name: tree.matrix(leaves[name].detach()) for name in self.layout.shapes}
@@ -292,7 +312,7 @@ def _device(chunk: Cohort) -> torch.device:
     return next(iter(chunk.updates.values())).device
 
 
-def _select(chunk: Cohort, rows: Tensor) -> Cohort:
+def select(chunk: Cohort, rows: Tensor) -> Cohort:
     """Those rows of a chunk, in that order; the chunk itself where that is what it holds."""
     if torch.equal(rows, torch.arange(chunk.size)):
         return chunk
@@ -303,7 +323,7 @@ def _select(chunk: Cohort, rows: Tensor) -> Cohort:
     def leaves(of: Params) -> Params:
         return {name: leaf[to_device(rows, leaf.device)] for name, leaf in of.items()}
 
-    columns = {name: pick(getattr(chunk, name)) for name in ("steps", "losses", "multiplicity", "weights")}
+    columns = {name: pick(getattr(chunk, name)) for name in ("steps", "losses", "multiplicity", "weights", "rounds")}
     clients, examples = chunk.clients[rows.to(chunk.clients.device)], chunk.examples[rows.to(chunk.examples.device)]
     buffers = None if chunk.buffers is None else leaves(chunk.buffers)
     extra = None if chunk.extra is None else {kind: leaves(of) for kind, of in chunk.extra.items()}
@@ -328,24 +348,6 @@ def _columns(chunk: Cohort, numbers: Tensor, norms: Tensor) -> dict[str, Tensor]
     return columns
 
 
-def gather_columns(ranks: Ranks, columns: dict[str, list[Tensor]]) -> dict[str, list[Tensor]]:
-    """Every rank's columns, those of lower ranks first; a rank without rows has none of its own."""
-    if ranks.world == 1:
-        return columns
-    described = {
-        name: [str(parts[0].dtype).removeprefix("torch."), list(parts[0].shape[1:]), parts[0].device.type]
-        for name, parts in columns.items()
-        if parts
-    }
-    everything = {name: kind for kinds in ranks.gather_json(described) for name, kind in kinds.items()}
-    gathered = {}
-    for name, (dtype, shape, place) in everything.items():
-        empty = torch.zeros(0, *shape, dtype=getattr(torch, dtype), device=ranks.device)
-        own = torch.cat(columns[name]).to(ranks.device) if columns.get(name) else empty
-        gathered[name] = [part if place == ranks.device.type else part.to(place) for part in ranks.gather(own)]
-    return gathered
-
-
 def _gather_rows(
     ranks: Ranks, ids: Tensor, order: Tensor, reasons: list[str | None]
 ) -> tuple[Tensor, Tensor, list[str | None]]:
@@ -357,18 +359,6 @@ def _gather_rows(
         every_ids += part_ids
         every_reasons += part_reasons
     return torch.tensor(every_ids), torch.tensor(every_order, dtype=torch.int64), every_reasons
-
-
-def _average_buffers(buffers: Params, p: Tensor) -> Params | None:
-    """Weighted means of the clients' own statistics, in their dtype; of integer counters the largest."""
-
-    def average(rows: Tensor) -> Tensor:
-        if not rows.is_floating_point():
-            return rows.amax(0)
-        mean = row_sums.add(None, tree.matrix(rows), p.unsqueeze(0))[0]
-        return mean.reshape(rows.shape[1:]).to(rows.dtype)
-
-    return {name: average(rows) for name, rows in buffers.items()} or None
 
 
 def require(cohort: Cohort, name: str, kinds: tuple[str, ...]) -> Cohort:

@@ -108,14 +108,20 @@ class Algorithm:
         )
 
     def apply(
-        self, params: Params, state: State, cohort: Cohort | Iterable[Cohort], needs: Needs = "meta"
+        self,
+        params: Params,
+        state: State,
+        cohort: Cohort | Iterable[Cohort],
+        needs: Needs = "meta",
+        *,
+        min_reports: int = 1,
     ) -> tuple[Params, State, Report]:
         """One server round: gate, upload, combine, server step. Inputs are left as they are.
 
-        `cohort` may come in chunks, in ascending client order. With nobody admitted the round is void: parameters and
-        state are returned unchanged. All arithmetic is float64; parameters keep their dtype.
+        `cohort` may come in chunks, in ascending client order. With fewer than `min_reports` admitted the round is
+        void: parameters and state are returned unchanged. All arithmetic is float64; parameters keep their dtype.
         """
-        intake = self.open(params, state, needs)
+        intake = self.open(params, state, needs, min_reports=min_reports)
         for chunk in [cohort] if isinstance(cohort, Cohort) else cohort:
             intake.take(chunk)
         after = intake.close()
@@ -130,6 +136,7 @@ class Algorithm:
         trusting: bool = False,
         ranks: Ranks = ALONE,
         shortcut: Shortcut | None = None,
+        min_reports: int = 1,
     ) -> Intake:
         """`apply` for those who run many rounds: chunks are handed in as they come, the report is read later.
 
@@ -142,7 +149,7 @@ class Algorithm:
             upload = self.privacy.bounded(upload, sum(leaf.numel() for leaf in params.values()))
             combine = summed()
             trusting = False  # noise is added once: nothing is taken back
-        rule = Rule(upload, combine, needs, totals, trusting, ranks)
+        rule = Rule(upload, combine, needs, totals, trusting, ranks, min_reports)
         return Intake(self, Aggregation(params, state, rule), shortcut if trusting else None)
 
     def __repr__(self) -> str:
@@ -158,12 +165,13 @@ class Intake:
         self.algorithm, self.aggregation, self.shortcut = algorithm, aggregation, shortcut
         self.waiting: list[tuple[Cohort, int]] = []  # the first chunk, which may be the only one
 
-    def take(self, chunk: Cohort, lane: int = 0) -> None:
+    def take(self, chunk: Cohort, lane: int = 0, misfits: Mapping[int, str] | None = None) -> None:
+        """`misfits`: clients whose reply did not fit the model, and why; their rows hold nothing of it."""
         if self.algorithm.memory is not None:
             require(chunk, self.algorithm.name, self.algorithm.memory.sends)
         first = not self.aggregation.ids
         self._add_waiting()
-        self.waiting = [(block, lane) for block in self.aggregation.admit(chunk)]
+        self.waiting = [(block, lane) for block in self.aggregation.admit(chunk, misfits)]
         if self.shortcut is None or not first:
             self._add_waiting()
 
@@ -175,7 +183,7 @@ class Intake:
     def close(self, also: Mapping[str, Tensor] | None = None) -> After:
         """The server step. `also`: what else is to be read with the round's numbers, under its names."""
         params, state, rule = self.aggregation.params, self.aggregation.state, self.aggregation.rule
-        if self.shortcut is not None and len(self.waiting) == 1:
+        if self.shortcut is not None and len(self.waiting) == 1 and self.waiting[0][0].size >= rule.min_reports:
             [(block, _)] = self.waiting
             outcome = self.shortcut(self.algorithm, rule, params, state, block, also or {})
             if outcome is not None:
@@ -204,7 +212,7 @@ Shortcut: TypeAlias = Callable[[Algorithm, Rule, Params, State, Cohort, Mapping[
 def server_step(
     algorithm: Algorithm, params: Params, state: State, got: Aggregate, also: Mapping[str, Tensor]
 ) -> Outcome:
-    """Parameters and state after the round; as they were where nobody was admitted."""
+    """Parameters and state after the round; as they were where it is void."""
     memory = algorithm.memory
     numbers: dict[str, float | Tensor] = {
         "pseudo_gradient_norm": 0.0,
@@ -248,6 +256,11 @@ class After:
         if round != outcome.state.round:  # a void round leaves the very same state
             self.state = dataclasses.replace(outcome.state, round=round)
         self._got, self.readings = got, Readings(outcome.told)
+
+    @property
+    def void(self) -> bool:
+        """Whether too few were admitted, so that nothing changed."""
+        return self._got.void
 
     @property
     def sound(self) -> bool:

@@ -32,7 +32,7 @@ def check(cohort: Cohort, params: Params, buffers: Params) -> None:
         got = f"{cohort.clients.dtype} of shape {tuple(cohort.clients.shape)}"
         raise FedloomError(f"Cohort.clients: expected integers of shape (K,), got {got}")
     size = cohort.size
-    for name in ("examples", "steps", "losses", "multiplicity", "weights"):
+    for name in ("examples", "steps", "losses", "multiplicity", "weights", "rounds"):
         column = getattr(cohort, name)
         if column is not None and tuple(column.shape) != (size,):
             raise FedloomError(f"Cohort.{name}: expected shape ({size},), got {tuple(column.shape)}")
@@ -57,6 +57,16 @@ def _check_leaves(what: str, leaves: Params, like: Params, size: int) -> None:
             raise FedloomError(f"Cohort.{what}[{leaf!r}]: expected shape {expected_shape}, got {tuple(rows.shape)}")
 
 
+def misfit(update: Params, params: Params) -> str | None:
+    """Why one client's update cannot be stacked with the others': names or shapes that are not the model's."""
+    if update.keys() != params.keys():
+        return f"update: expected leaves {', '.join(sorted(params))}; got {', '.join(sorted(update))}"
+    for name, leaf in params.items():
+        if update[name].shape != leaf.shape:
+            return f"update {name!r}: expected shape {tuple(leaf.shape)}, got {tuple(update[name].shape)}"
+    return None
+
+
 @dataclass(frozen=True)
 class _Row:
     """What a client says of itself."""
@@ -67,6 +77,7 @@ class _Row:
     known: float | None  # the most it can have
     counts: dict[str, float]
     bad_leaf: str | None
+    round: int | None = None  # that it reports for
 
 
 def admit(cohort: Cohort, state: State, seen: set[int], trusting: bool = False) -> list[str | None]:
@@ -77,7 +88,7 @@ def admit(cohort: Cohort, state: State, seen: set[int], trusting: bool = False) 
     bad_leaf: list[str | None] = [None] * cohort.size if trusting else _nonfinite(cohort)
     reasons: list[str | None] = []
     for row in _rows(cohort, state, bad_leaf):
-        reasons.append(next(_objections(row, state.population, seen), None))
+        reasons.append(next(_objections(row, state, seen), None))
         seen.add(row.client)  # whatever became of it: a client's second row is refused
     return reasons
 
@@ -89,17 +100,20 @@ def _rows(cohort: Cohort, state: State, bad_leaf: list[str | None]) -> Iterator[
     if state.examples is not None:
         inside = cohort.clients.clamp(0, state.population - 1).to(state.examples.device)
         known = state.examples[inside].tolist()
+    rounds = [None] * len(clients) if cohort.rounds is None else cohort.rounds.tolist()
     given = {name: column.tolist() for name in COUNTS if (column := getattr(cohort, name)) is not None}
     for index, client in enumerate(clients):
         counts = {name: column[index] for name, column in given.items()}
-        yield _Row(client, weights[index], examples[index], known[index], counts, bad_leaf[index])
+        yield _Row(client, weights[index], examples[index], known[index], counts, bad_leaf[index], rounds[index])
 
 
-def _objections(row: _Row, population: int, seen: set[int]) -> Iterator[str]:
-    if not 0 <= row.client < population:
-        yield f"unknown client: expected an id in 0..{population - 1}, got {row.client}"
+def _objections(row: _Row, state: State, seen: set[int]) -> Iterator[str]:
+    if not 0 <= row.client < state.population:
+        yield f"unknown client: expected an id in 0..{state.population - 1}, got {row.client}"
     if row.client in seen:
         yield "second report of this client in the round"
+    if row.round is not None and row.round != state.round:
+        yield f"stale report: expected one for round {state.round}, got one for round {row.round}"
     if not 1 / LARGEST <= row.weight <= LARGEST:
         yield f"weight: expected a finite positive number, got {row.weight:g}"
     if row.known is not None and row.examples > row.known:

@@ -136,6 +136,7 @@ class Privacy:
             squares={},
             extra={},
             expected=round(self.expected),
+            void=False,
         )
 
     def _unclipped(self, got: Aggregate, uniforms: Uniforms, ranks: Ranks) -> float:

@@ -26,11 +26,12 @@ def objection(
     over_selection: float,
     evaluate_on: Collection[str],
     alignment: bool,
+    min_reports: int | None,
 ) -> tuple[str, str, Any] | None:
     """The first setting that epsilon does not allow: its key, what was expected, what was got.
 
     >>> run = {"forced": False, "fixed_cohort": True, "over_selection": 1.0, "evaluate_on": (), "alignment": False}
-    >>> objection(sampler="uniform", **run)
+    >>> objection(sampler="uniform", min_reports=None, **run)
     ('sampler', "'poisson' with privacy: every client is drawn by itself", 'uniform')
     """
     if sampler != "poisson":
@@ -46,6 +47,8 @@ def objection(
             return "evaluate_on", "'test' or 'validation' with privacy: the others read training clients' rows", name
     if alignment:
         return "alignment", "false with privacy: angles are single clients'", True
+    if (min_reports or 1) > 1:
+        return "min_reports", "1 with privacy: whether a round is void would tell how many came", min_reports
     return None
 
 

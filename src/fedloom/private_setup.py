@@ -25,6 +25,7 @@ def under_terms(setup: Setup) -> Setup:
         over_selection=setup.system.over_selection,
         evaluate_on=setup.evaluate_on,
         alignment=setup.alignment,
+        min_reports=setup.min_reports,
     )
     if wrong is not None:
         key, expected, got = wrong

@@ -63,6 +63,24 @@ class Ranks:
 ALONE = Ranks()
 
 
+def gather_columns(ranks: Ranks, columns: dict[str, list[Tensor]]) -> dict[str, list[Tensor]]:
+    """Every rank's columns, those of lower ranks first; a rank without rows has none of its own."""
+    if ranks.world == 1:
+        return columns
+    described = {
+        name: [str(parts[0].dtype).removeprefix("torch."), list(parts[0].shape[1:]), parts[0].device.type]
+        for name, parts in columns.items()
+        if parts
+    }
+    everything = {name: kind for kinds in ranks.gather_json(described) for name, kind in kinds.items()}
+    gathered = {}
+    for name, (dtype, shape, place) in everything.items():
+        empty = torch.zeros(0, *shape, dtype=getattr(torch, dtype), device=ranks.device)
+        own = torch.cat(columns[name]).to(ranks.device) if columns.get(name) else empty
+        gathered[name] = [part if place == ranks.device.type else part.to(place) for part in ranks.gather(own)]
+    return gathered
+
+
 def current(device: torch.device) -> Ranks:
     """This process's place among those that `torchrun` started; alone where it did not."""
     if not launched.by_torchrun():

@@ -23,6 +23,7 @@ from fedloom.errors import Diverged, FedloomError, choose
 from fedloom.estimate import estimate_accumulator
 from fedloom.executors.auto import Choice, resolve
 from fedloom.executors.job import Job, Part, cut
+from fedloom.faults import Fault, Faults, as_faults
 from fedloom.functional import Functional
 from fedloom.history import History
 from fedloom.precision import PRECISIONS, tensor_float
@@ -72,13 +73,16 @@ def simulate(
     system: System | None = None,
     evaluate_on: Sequence[str] = ("test",),
     alignment: bool = False,
+    faults: Fault | Sequence[Fault] = (),
+    min_reports: int = 1,
     config: Mapping[str, Any] | None = None,
 ) -> History:
     """Train `task` over the clients of `data` with `algorithm`.
 
     A round draws `cohort` clients (a number, a fraction as a float, or a function of the round); each works for
     `epochs` passes over its rows, or for `steps` batches. The same seed gives the same bits. `params` starts from
-    another model. A callback that returns True ends the run. `system` lets clients be away, drop out or be late.
+    another model. A callback that returns True ends the run. `system` lets clients be away, drop out or be late,
+    `faults` lets them break or attack. With fewer than `min_reports` admitted a round is void and changes nothing.
     `deterministic` keeps to operations that give the same bits every time on a GPU too.
 
     Evaluation is on the `"test"` set, the whole `"train"` set, each of the `"clients"`' own test rows, or the clients
@@ -119,9 +123,9 @@ def simulate_trials(
     """Several runs of `simulate` as one program: seeds, learning rates, server optimizers.
 
     A trial is a dict of what is its own: `algorithm`, `seed`, `sampling_seed`, `sampler`, `cohort`, `params`, `system`,
-    `callbacks`, `run_dir`, or `data` with another partition of the same rows. Everything else is `shared`. Clients of
-    all trials train in one stack, so the clients' optimizers may differ in their learning rates alone. A trial that
-    diverges ends there, which its `history.diverged` says; the others go on.
+    `faults`, `min_reports`, `callbacks`, `run_dir`, or `data` with another partition of the same rows. Everything else
+    is `shared`. Clients of all trials train in one stack, so the clients' optimizers may differ in their learning rates
+    alone. A trial that diverges ends there, which its `history.diverged` says; the others go on.
 
     >>> import fedloom as fl
     >>> data = fl.load("digits", partition="iid", clients=10)
@@ -207,7 +211,7 @@ def _run_all(
         max(cohort_size(setup.cohort, setup.data.population, t, setup.most) for t in (0, setup.rounds - 1))
         for setup in setups
     )
-    job = Job(first.functional, first.algorithm, first.data, first.batching)
+    job = Job(first.functional, first.algorithm, first.trained_on, first.batching)
     if precision == "bfloat16":
         job = replace(job, functional=replace(job.functional, compute=torch.bfloat16))
     shortcut = ServerGraphs() if target.type == "cuda" and ranks.world == 1 else None
@@ -318,6 +322,7 @@ class _Place:
     def __init__(self, device: torch.device, dtype: torch.dtype | None) -> None:
         self.device, self.dtype = device, dtype
         self.moved: list[tuple[FederatedData, FederatedData]] = []
+        self.flipped: list[tuple[FederatedData, list[int], FederatedData]] = []
 
     def put(self, data: FederatedData) -> FederatedData:
         for before, after in self.moved:
@@ -328,6 +333,15 @@ class _Place:
                 return replace(rest, indices=data.indices.to(self.device), offsets=data.offsets.to(self.device))
         self.moved.append((data, data.to(self.device, self.dtype)))
         return self.moved[-1][1]
+
+    def poisoned(self, data: FederatedData, faults: Faults) -> FederatedData:
+        """What clients train on; runs with the same hostile clients share it."""
+        clients = faults.of("label_flip").tolist()
+        for before, flipped, after in self.flipped:
+            if before is data and flipped == clients:
+                return after
+        self.flipped.append((data, clients, faults.poisoned(data)))
+        return self.flipped[-1][2]
 
 
 def _setup(given: Mapping[str, Any], place: _Place) -> Setup:
@@ -344,10 +358,12 @@ def _setup(given: Mapping[str, Any], place: _Place) -> Setup:
             raise choose("evaluate_on", name, EVALUATIONS)
     capacity.check_model(task, data, place.device, place.dtype)
     cohort, system, data = given["cohort"], given["system"] or System(), place.put(data)
+    faults, min_reports = as_faults(given["faults"]), given["min_reports"]
     if algorithm.work.pooled:
-        cohort, who, system, data = 1, as_sampler("uniform"), System(), data.pooled
+        cohort, who, system, data, faults, min_reports = 1, as_sampler("uniform"), System(), data.pooled, (), 1
     most = math.inf if who.each_draw_counts else data.population
     size = max(cohort_size(cohort, data.population, t, most) for t in (0, rounds - 1))
+    _check_arrivals(faults, min_reports, system, size)
     used, _ = batching.counts(data.sizes)
     if not bool((used > 0).any()):
         largest = int(data.sizes.max())
@@ -363,6 +379,8 @@ def _setup(given: Mapping[str, Any], place: _Place) -> Setup:
         estimate = estimate_accumulator(task, data, functional.leaves, seed, batch_size=batching.batch_size)
         recorded["initial_accumulator"] = estimate
         algorithm = replace(algorithm, server=algorithm.server.resolve(estimate))
+    draw_seed = seed if draw_seed is None else draw_seed
+    wrong = Faults(faults, draw_seed, data.population)
     setup = Setup(
         task=task,
         data=data,
@@ -372,7 +390,7 @@ def _setup(given: Mapping[str, Any], place: _Place) -> Setup:
         rounds=rounds,
         cohort=cohort,
         seed=seed,
-        draw_seed=seed if draw_seed is None else draw_seed,
+        draw_seed=draw_seed,
         sampler=who,
         system=system,
         every=every or _rarely(data, batching, size, given["evaluate_on"]),
@@ -380,6 +398,9 @@ def _setup(given: Mapping[str, Any], place: _Place) -> Setup:
         alignment=given["alignment"],
         callbacks=tuple(given["callbacks"]),
         recorded=recorded,
+        faults=wrong,
+        trained_on=place.poisoned(data, wrong),
+        min_reports=min_reports,
     )
     return under_terms(setup)
 
@@ -389,7 +410,7 @@ def _check_stackable(setups: Sequence[Setup]) -> None:
     first = setups[0]
     expected = client_work(first.algorithm)
     for number, setup in enumerate(setups[1:], start=1):
-        if setup.data.x is not first.data.x or setup.data.y is not first.data.y:
+        if setup.data.x is not first.data.x or setup.trained_on.y is not first.trained_on.y:
             raise FedloomError(f"simulate_trials trial {number}: expected the rows of trial 0's data, got others")
         if (got := client_work(setup.algorithm)) != expected:
             raise FedloomError(
@@ -432,6 +453,8 @@ def _config(given: Mapping[str, Any], setup: Setup) -> dict[str, Any]:
         "sampler": setup.sampler.name,
         "evaluate_on": list(setup.evaluate_on),
         "system": vars(setup.system),
+        "faults": [vars(fault) for fault in as_faults(given["faults"])],
+        "min_reports": setup.min_reports,
     }
 
 
@@ -450,6 +473,14 @@ def _check_counts(**counts: Any) -> None:
     for name, value in counts.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise FedloomError(f"{name}: expected a whole number of at least 1, got {value!r}")
+
+
+def _check_arrivals(faults: Sequence[Fault], min_reports: int, system: System, cohort: int) -> None:
+    if any(fault.kind == "lateness" for fault in faults) and not system.needs_clock:
+        raise FedloomError("lateness: expected something to be late for: set a deadline or over_selection, got neither")
+    _check_counts(min_reports=min_reports)
+    if min_reports > cohort:
+        raise FedloomError(f"min_reports: expected at most the cohort, {cohort}, got {min_reports}")
 
 
 def _check_kinds(**given: tuple[Any, type]) -> None:

@@ -61,11 +61,13 @@ class System:
             return torch.ones(population, dtype=torch.bool)
         return _draw(seed, round, torch.arange(population), "available") < self.availability
 
-    def reports(self, seed: int, round: int, clients: Tensor, work: Tensor, goal: int) -> Reports:
-        """Which of `clients` report, `work` being the examples each goes through."""
-        alive = torch.ones_like(clients, dtype=torch.bool)
+    def reports(
+        self, seed: int, round: int, clients: Tensor, work: Tensor, goal: int, gone: Tensor | None = None
+    ) -> Reports:
+        """Which of `clients` report, `work` being the examples each goes through; those that are `gone` never do."""
+        alive = torch.ones_like(clients, dtype=torch.bool) if gone is None else ~gone
         if self.dropout > 0:
-            alive = _draw(seed, round, clients, "dropout") >= self.dropout
+            alive = alive & (_draw(seed, round, clients, "dropout") >= self.dropout)
         if self.straggling is None:
             return Reports(alive, None)
         times = finishing_times(work, -torch.log1p(-_draw(seed, round, clients, "clock")), self.straggling)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from fedloom import checkpoint, private_runs, random, round_numbers, tree
 from fedloom.accounting import Ledger
-from fedloom.aggregate import gather_columns
 from fedloom.algorithm import After, Algorithm, Intake, Shortcut
 from fedloom.batches import Batching
 from fedloom.callbacks import Callback
@@ -27,11 +26,12 @@ from fedloom.data.skew import label_counts
 from fedloom.errors import Diverged, FedloomError
 from fedloom.evaluation import evaluate, evaluate_clients, percentiles
 from fedloom.executors.job import Assignment, Trained
+from fedloom.faults import Faults
 from fedloom.functional import Functional
 from fedloom.gate import NONFINITE
 from fedloom.history import History
 from fedloom.memory import RowStore
-from fedloom.ranks import ALONE, Ranks
+from fedloom.ranks import ALONE, Ranks, gather_columns
 from fedloom.records import Records
 from fedloom.rundir import RunDirectory
 from fedloom.sampling import Drawn, Sampler, cohort_size
@@ -46,6 +46,7 @@ class Setup:
 
     task: Task
     data: FederatedData
+    trained_on: FederatedData  # the same, or with labels that hostile clients flipped
     algorithm: Algorithm
     functional: Functional
     batching: Batching
@@ -64,6 +65,8 @@ class Setup:
     ranks: Ranks = ALONE
     ledger: Ledger | None = None  # of a private run
     shortcut: Shortcut | None = None  # for the server's side of a round that nobody waits for
+    faults: Faults = field(default_factory=Faults)
+    min_reports: int = 1
 
     @property
     def most(self) -> float:
@@ -85,7 +88,9 @@ class Round:
     drawn: Drawn
     reports: Reports
     work: Tensor  # the examples that each of those asked goes through
+    crashed: Tensor  # a mask of those asked who worked for nothing
     intake: Intake
+    held: list[Trained] = field(default_factory=list)  # until all is in, where reports are tampered with
     clients: list[Tensor] = field(default_factory=list)
     rows: list[Params] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)
@@ -104,8 +109,10 @@ class Trial:
 
     def __init__(self, setup: Setup, history: History, records: Records, ahead: bool = False) -> None:
         self.setup, self.history, self.records = setup, history, records
-        self.ahead = ahead and not setup.sampler.observes  # else a draw waits for the last round's report
-        self.ahead &= setup.ledger is None  # no round is begun, and charged, that may be taken back
+        # a draw may wait for the last round's report, what is tampered with is not trusted, and no round is begun, and
+        # charged, that may be taken back
+        alone = setup.sampler.observes or setup.faults.tampers or setup.ledger is not None
+        self.ahead = ahead and not alone
         self.x = setup.functional.params
         data = setup.data
         self.state = setup.algorithm.init(
@@ -158,24 +165,40 @@ class Trial:
         key = random.key(setup.draw_seed, t, 0, "cohort")
         drawn = _draw(setup.sampler, key, t, system.asked(goal), here, self.sampling)
         work = self.through[drawn.clients]
-        reports = system.reports(setup.draw_seed, t, drawn.clients, work, goal)
+        faults, asked = setup.faults, drawn.clients
+        crashed = faults.struck("crash", t, asked)
+        gone = crashed | faults.struck("dropout", t, asked)
+        reports = system.reports(setup.draw_seed, t, asked, faults.slowed(t, asked, work), goal, gone)
         x, state = self.x, self.state
         intake = setup.algorithm.open(
-            x, state, setup.needs, trusting=trusting, ranks=setup.ranks, shortcut=setup.shortcut
+            x,
+            state,
+            setup.needs,
+            trusting=trusting,
+            ranks=setup.ranks,
+            shortcut=setup.shortcut,
+            min_reports=setup.min_reports,
         )
         shared = {name: leaf.to(x[name].dtype) for name, leaf in state.memory.items()}
         rates = setup.algorithm.client_rates
-        assignment = Assignment(setup.seed, t, state.round, setup.data, x, state.buffers, shared, self.rows, rates)
-        return Round(t, trusting, (x, state), drawn.only(reports.mask), reports, work, intake), assignment
+        data = setup.trained_on
+        assignment = Assignment(setup.seed, t, state.round, data, x, state.buffers, shared, self.rows, rates)
+        return Round(t, trusting, (x, state), drawn.only(reports.mask), reports, work, crashed, intake), assignment
 
     def take(self, round: Round, trained: Trained) -> None:
         """A part of the cohort comes in."""
+        if self.setup.faults.tampers:
+            round.held.append(trained)
+        else:
+            self._hand_in(round, trained)
+
+    def _hand_in(self, round: Round, trained: Trained, misfits: Mapping[int, str] | None = None) -> None:
         cohort = trained.cohort
         weights = (cohort.examples > 0).double() if self.setup.sampler.each_draw_counts else None
         counts = None
         if round.drawn.multiplicity is not None:
             counts = round.drawn.multiplicity[torch.searchsorted(round.drawn.clients, cohort.clients)]
-        round.intake.take(replace(cohort, multiplicity=counts, weights=weights), trained.part.lane)
+        round.intake.take(replace(cohort, multiplicity=counts, weights=weights), trained.part.lane, misfits)
         assert cohort.losses is not None
         round.losses.append(cohort.losses)
         for name, sums in trained.counted.items():
@@ -186,6 +209,9 @@ class Trial:
 
     def close(self, round: Round) -> None:
         """The server step, for which nobody waits where rows are trusted."""
+        setup, (x, state) = self.setup, round.before
+        for trained, misfits in setup.faults.tampered(round.held, round.t, state.round, x, setup.ranks):
+            self._hand_in(round, trained, misfits)
         told = {"loss": round.losses} | {f"counted/{name}": parts for name, parts in round.counted.items()}
         gathered = gather_columns(self.setup.ranks, {name: parts for name, parts in told.items() if parts})
         if self.setup.ledger is not None:
@@ -197,7 +223,9 @@ class Trial:
         self.pending.append(round)
 
     def _store(self, round: Round) -> None:
-        """Keep the memory rows of the clients that were admitted; the others' stay as they were."""
+        """Keep the memory rows of the clients that were admitted, unless the round is void; the others' stay."""
+        if round.outcome.void:
+            return
         columns: dict[str, list[Tensor]] = {"": round.clients} if round.clients else {}
         for part in round.rows:
             for name, leaf in part.items():
@@ -208,9 +236,8 @@ class Trial:
         clients = gathered.pop("")
         keep = list(range(len(clients)))
         if not round.trusting:
-            report = round.outcome.report().clients
-            admitted = dict(zip(report.ids.tolist(), report.admitted.tolist(), strict=True))
-            keep = [index for index, client in enumerate(clients.tolist()) if admitted[client]]
+            admitted = round.outcome.report().clients.admitted.tolist()
+            keep = [index for index, taken in enumerate(admitted) if taken]
         if len(keep) < len(clients):
             clients, gathered = clients[keep], {name: leaf[keep] for name, leaf in gathered.items()}
         rows = {name.removeprefix("/"): leaf for name, leaf in gathered.items()}
@@ -244,7 +271,9 @@ class Trial:
         """A round's numbers are here: check, learn, evaluate, record, and ask the callbacks."""
         setup, t, after = self.setup, round.t, round.outcome
         report = after.report()
-        self.lost = _lost(self.lost, report) if setup.ledger is None else {}
+        struck = setup.faults.struck("nan", t, report.clients.ids)
+        known = set(report.clients.ids[struck].tolist())
+        self.lost = _lost(self.lost, report, known) if setup.ledger is None else {}
         if (diverged := self._diverged(t, after)) is not None:
             self._take_back()
             self._undo(round)
@@ -252,7 +281,7 @@ class Trial:
             self.records.keep(t, self)
             raise diverged
         self.sampling = setup.sampler.observe(self.sampling, report)
-        self.processed += float(round.work[round.reports.mask].sum())
+        self.processed += float(round.work[round.reports.mask | round.crashed].sum())
         record = {
             "round": t,
             "train_loss": round_numbers.loss(after, report),
@@ -355,8 +384,8 @@ def _draw(who: Sampler, key: Tensor, t: int, size: int, examples: Tensor, state:
     return Drawn(clients)
 
 
-def _lost(before: dict[int, str], report: Report) -> dict[int, str]:
-    """The clients that became non-finite, and in which leaf, since anybody was admitted last.
+def _lost(before: dict[int, str], report: Report, struck: set[int]) -> dict[int, str]:
+    """The clients that became non-finite by training, and in which leaf, since anybody was admitted last.
 
     One broken client is refused and the run goes on, however often it comes; when several do and nobody else is left,
     it is the training that diverged.
@@ -365,4 +394,5 @@ def _lost(before: dict[int, str], report: Report) -> dict[int, str]:
         return {}
     rows = zip(report.clients.ids.tolist(), report.clients.reasons, strict=True)
     found = {client: reason for client, reason in rows if reason is not None and reason.startswith(NONFINITE)}
+    found = {client: reason for client, reason in found.items() if client not in struck}
     return before | {client: reason.split("'")[1] for client, reason in found.items()}

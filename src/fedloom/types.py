@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -14,8 +14,19 @@ Params: TypeAlias = dict[str, Tensor]
 PartState: TypeAlias = Any
 """What one slot keeps between rounds: dicts and tuples of tensors, numbers, strings and None."""
 
-Needs: TypeAlias = Literal["meta", "alignment"]
-"""What aggregation must compute, in ascending cost: client numbers alone, or each row against the mean."""
+Needs: TypeAlias = Literal["meta", "alignment", "rows"]
+"""What aggregation must compute, in ascending cost: client numbers alone, each row against the mean, or whatever a rule
+measures of the rows, which are kept for it."""
+
+
+class Rows(Protocol):
+    """The admitted clients' updates, to be measured; a rule never sees them."""
+
+    def distances(self, coefficients: Tensor) -> Tensor:
+        """||g_k - z|| for every k, z = sum_j c_j g_j, plus (1 - sum_j c_j) v where the rule has a centre v."""
+
+    def pairs(self) -> Tensor:
+        """||g_j - g_k||^2, `(K, K)`, taken directly: no cancellation."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +35,8 @@ class Cohort:
 
     `examples` are the weights of the average unless `weights` replaces them (tokens, say); the gate compares `examples`
     with the known counts, and takes `weights` on trust. `multiplicity` counts how
-    often a client was drawn. `buffers` are the clients' own statistics, `extra` what their memory sends.
+    often a client was drawn. `buffers` are the clients' own statistics, `extra` what their memory sends. `rounds` says
+    which of the server's rounds (`State.round`) each report is for: one for another round is refused.
 
     >>> import torch
     >>> Cohort(clients=torch.tensor([4, 7]), examples=torch.tensor([30, 10]), updates={"w": torch.ones(2, 3)}).size
@@ -40,6 +52,7 @@ class Cohort:
     weights: Tensor | None = None
     buffers: Params | None = None
     extra: Mapping[str, Params] | None = None
+    rounds: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -60,6 +73,7 @@ class Evidence:
     losses: Tensor | None = None
     dots: Tensor | None = None  # <g_k, mean>, under the alignment plan
     mean_norm: Tensor | None = None
+    rows: Rows | None = None  # where they are kept
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,10 @@ class Weighting:
     `local` gives p and scale up to a common factor from a client's own numbers, so that a cohort of any size is summed
     in the memory of one chunk; its first part also weighs the mean that alignment is measured against. Without it, rows
     are kept until all evidence is in.
+
+    A rule that `needs` rows measures them by `evidence.rows`. One that is `centred` looks from v, the pseudo-gradient
+    of the last round: g = v + sum_k p_k scale_k (g_k - v). One with a `column` takes g coordinate by coordinate, as
+    `column(rows, evidence)`, `(K, n) -> (n,)`; its p is for the report alone.
     """
 
     name: str
@@ -36,6 +40,8 @@ class Weighting:
     init: Callable[[int], PartState] = _no_state
     needs: Needs = "meta"
     local: Callable[[Evidence], tuple[Tensor, Tensor]] | None = None
+    centred: bool = False
+    column: Callable[[Tensor, Evidence], Tensor] | None = None
 
     def __repr__(self) -> str:
         return self.name
@@ -65,7 +71,8 @@ def uniform() -> Weighting:
     return _normalized("uniform()", lambda evidence: evidence.multiplicity)
 
 
-def _base(weighting: Weighting) -> Callable[[Evidence], Tensor]:
+def base_weight(weighting: Weighting) -> Callable[[Evidence], Tensor]:
+    """A client's weight, up to a common factor, in the rule that another one refines."""
     if not isinstance(weighting, Weighting):
         raise FedloomError(f"weighting: expected fl.by_examples() or fl.uniform(), got {weighting!r}")
     local = weighting.local
@@ -83,7 +90,7 @@ def by_angle(alpha: float = 5.0, smoothing: str = "count", base: Weighting | Non
     if smoothing not in ("count", "round"):
         raise choose("smoothing", smoothing, ["count", "round"])
     positive("fedadp alpha", alpha)
-    size = _base(base or by_examples())
+    size = base_weight(base or by_examples())
 
     def init(population: int) -> PartState:
         return {
@@ -134,7 +141,7 @@ def by_effective_steps(
     momentum, `proximal` their eta_c * mu (then tau_eff = sum_k p_k tau_k, as the reference code has it), `shape` a
     rate that varies over the local steps. An adaptive client optimizer moves by one rate a step, so counts as SGD.
     """
-    size = _base(base or by_examples())
+    size = base_weight(base or by_examples())
 
     def local(evidence: Evidence) -> tuple[Tensor, Tensor]:
         if evidence.steps is None:

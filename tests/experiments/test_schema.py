@@ -40,7 +40,7 @@ client_lr = { schedule = "geometric", base = 0.1 }
 glad = true
 """
 NEEDED: dict[str, dict[str, Any]] = {"fedprox": {"mu": 0.1}, "feddyn": {"alpha": 0.1}, "fedsgd": {}}
-SLOTS = {"name", "label", "clip", "adaptive_clip", "zeroing", "glad", "server", "privacy"}
+SLOTS = {"name", "label", "clip", "adaptive_clip", "zeroing", "glad", "combine", "server", "privacy"}
 
 
 def needed(name: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from fedloom.experiments.robust_sections import AnyRule
 from fedloom.experiments.section import (
     Count,
     Decay,
@@ -193,6 +194,7 @@ class AlgorithmSection(Section):
     zeroing: Annotated[Zeroing | None, BeforeValidator(_switch)] = None
     glad: Annotated[Glad | None, BeforeValidator(_switch)] = None
     privacy: PrivacySection | None = None
+    combine: AnyRule | None = None  # in the place of the algorithm's own
 
     @model_validator(mode="after")
     def _one_clip(self) -> Self:
@@ -214,7 +216,8 @@ class AlgorithmSection(Section):
 
     def title(self) -> str:
         """What tables and pictures call it."""
-        name = f"private({self.name})" if self.privacy else self.name
+        name = self.name if self.combine is None else f"{self.name}, {self.combine.rule}"
+        name = f"private({name})" if self.privacy else name
         return self.label or (f"fedglad({name})" if self.glad else name)
 
 
@@ -347,7 +350,7 @@ class Central(Trained):
 
     @model_validator(mode="after")
     def _no_federation(self) -> Self:
-        for key in ("clip", "adaptive_clip", "zeroing", "glad"):
+        for key in ("clip", "adaptive_clip", "zeroing", "glad", "combine"):
             if getattr(self, key) is not None:
                 raise mistake("none with name = 'central', which has no updates", key, getattr(self, key))
         return self

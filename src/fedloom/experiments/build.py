@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom import algorithms, schedule, task, upload, weighting
+from fedloom import algorithms, robust, schedule, task, upload, weighting
 from fedloom.accounting import require_accounting
 from fedloom.algorithm import Algorithm, replace
 from fedloom.data import catalog
@@ -25,20 +25,23 @@ from fedloom.errors import FedloomError, choose
 from fedloom.experiments.algorithm_sections import AlgorithmSection, TorchServer
 from fedloom.experiments.data_sections import DataSection
 from fedloom.experiments.model_sections import ModelSection
+from fedloom.experiments.robust_sections import AnyRule
 from fedloom.experiments.schema import Doubling, Experiment, SystemSection
 from fedloom.experiments.section import Section
+from fedloom.faults import Fault
 from fedloom.models import MODELS, penalty
 from fedloom.sampling import Sampler, cohort_size, doubling, forced
 from fedloom.schedule import Rate
 from fedloom.system import System
 from fedloom.task import Task
 from fedloom.transforms.base import chain, from_torch
+from fedloom.weighting import Weighting
 
-_SLOTS = {"name", "label", "clip", "adaptive_clip", "zeroing", "glad", "server", "privacy"}
+_SLOTS = {"name", "label", "clip", "adaptive_clip", "zeroing", "glad", "combine", "server", "privacy"}
 
 
 def build_algorithm(spec: AlgorithmSection) -> Algorithm:
-    """The constructor's algorithm, with the upload slot, the server slot and FedGLAD as the table asks.
+    """The constructor's algorithm, with the upload, combine and server slots and FedGLAD as the table asks.
 
     >>> from fedloom.experiments.algorithm_sections import FedAvg
     >>> build_algorithm(FedAvg(name="fedavg", client_lr=0.1, clip=1.0, glad=True)).upload
@@ -51,6 +54,8 @@ def build_algorithm(spec: AlgorithmSection) -> Algorithm:
     server: TorchServer | None = getattr(spec, "server", None)
     if server is not None:
         algorithm = replace(algorithm, server=from_torch(getattr(torch.optim, server.torch), **server.options()))
+    if spec.combine is not None:
+        algorithm = replace(algorithm, combine=build_rule(spec.combine))
     if spec.glad:
         algorithm = algorithms.fedglad(algorithm, **dict(spec.glad))
     if spec.privacy:
@@ -66,6 +71,14 @@ def build_algorithm(spec: AlgorithmSection) -> Algorithm:
     if leaves:
         algorithm = replace(algorithm, upload=leaves[0] if len(leaves) == 1 else chain(*leaves))
     return algorithm
+
+
+def build_rule(spec: AnyRule) -> Weighting:
+    options = {key: value for key, value in dict(spec).items() if key != "rule" and value is not None}
+    if "base" in options:
+        options["base"] = getattr(weighting, options["base"])()
+    made: Weighting = getattr(robust, spec.rule)(**options)
+    return made
 
 
 def build_data(spec: DataSection, folder: Path | None = None, shelf: catalog.Shelf | None = None) -> FederatedData:
@@ -141,6 +154,8 @@ def build_options(experiment: Experiment, data: FederatedData) -> dict[str, Any]
         "evaluate_on": experiment.evaluate_on,
         "alignment": experiment.alignment,
         "system": build_system(experiment.system),
+        "faults": [Fault(**dict(fault)) for fault in experiment.faults or []],
+        "min_reports": experiment.min_reports or 1,
         "config": experiment.to_mapping(),
     }
 

@@ -22,6 +22,7 @@ from fedloom.errors import FedloomError, choose, cut
 from fedloom.experiments.algorithm_sections import ALGORITHMS, SCHEDULES, AlgorithmSection, AnyAlgorithm
 from fedloom.experiments.data_sections import PARTITIONS, AnyData
 from fedloom.experiments.model_sections import MODELS, AnyModel
+from fedloom.experiments.robust_sections import RULES, FaultSection
 from fedloom.experiments.section import (
     LARGEST,
     Count,
@@ -59,6 +60,14 @@ def _not_too_many(values: list[int]) -> list[int]:
     if len(values) > MANY:
         raise mistake(f"at most {MANY:,} of them")
     return values
+
+
+def _fault_tables(value: Any) -> Any:
+    if isinstance(value, dict):
+        return [value]
+    if value is not None and not isinstance(value, list):
+        raise mistake("a [faults] table, or [[faults]] tables")
+    return value
 
 
 def _different(values: list[int]) -> list[int]:
@@ -166,6 +175,8 @@ class Experiment(Section):
     threads: Annotated[int, Field(ge=1, le=1024), Expected("a whole number from 1 to 1024")] | None = None
     target: Annotated[float, Field(gt=0, le=1), Expected("a test accuracy above 0 and up to 1")] | None = None
     system: SystemSection = Field(default_factory=SystemSection)
+    min_reports: Count | None = None
+    faults: Annotated[list[FaultSection] | None, BeforeValidator(_fault_tables)] = None
     data: AnyData
     model: AnyModel
     algorithms: Annotated[list[AnyAlgorithm], BeforeValidator(_some_tables), Described(_TABLES)]
@@ -192,6 +203,8 @@ class Experiment(Section):
         clients = self.data.clients
         if clients and self.sampler != "multinomial" and isinstance(self.cohort, int) and self.cohort > clients:
             raise mistake(f"at most data.clients = {clients}", "cohort", self.cohort)
+        if self.min_reports and type(self.cohort) is int and self.min_reports > self.cohort:
+            raise mistake(f"at most the cohort of {self.cohort}", "min_reports", self.min_reports)
         return self
 
     def _against_privacy(self) -> tuple[str, str, Any] | None:
@@ -202,6 +215,7 @@ class Experiment(Section):
             over_selection=self.system.over_selection,
             evaluate_on=self.evaluate_on,
             alignment=self.alignment,
+            min_reports=self.min_reports,
         )
 
     def with_seeded_noise(self) -> Experiment:
@@ -427,6 +441,8 @@ def _names(path: list[Key]) -> Iterable[str]:
         return PARTITIONS
     if path == ["model"]:
         return MODELS
+    if path[-1] == "combine":
+        return RULES
     return ALGORITHMS if isinstance(path[-1], int) else SCHEDULES
 
 
