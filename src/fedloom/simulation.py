@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from inspect import signature
 from itertools import zip_longest
@@ -16,6 +17,7 @@ import torch
 from fedloom import random
 from fedloom.algorithm import Algorithm
 from fedloom.batches import Batching
+from fedloom.cadence import Cadence
 from fedloom.callbacks import Callback, begin
 from fedloom.data.federated import FederatedData, count
 from fedloom.errors import Diverged, FedloomError, choose
@@ -24,11 +26,13 @@ from fedloom.executors.auto import Choice, resolve
 from fedloom.executors.job import Job, Part, cut
 from fedloom.functional import Functional
 from fedloom.history import History
+from fedloom.interruption import Interrupted, check, noted
 from fedloom.precision import PRECISIONS, tensor_float
 from fedloom.progress import rounds_bar
 from fedloom.ranks import Ranks, current, local_device
 from fedloom.records import Records
-from fedloom.rundir import CONFIG, RunDirectory
+from fedloom.resumption import newest
+from fedloom.rundir import CONFIG, enter
 from fedloom.sampling import Sampler, as_sampler, cohort_size
 from fedloom.server_graphs import ServerGraphs
 from fedloom.system import System
@@ -70,6 +74,8 @@ def simulate(
     evaluate_on: Sequence[str] = ("test",),
     alignment: bool = False,
     config: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    allow: Collection[str] = (),
 ) -> History:
     """Train `task` over the clients of `data` with `algorithm`.
 
@@ -82,6 +88,9 @@ def simulate(
     a tenth of the training.
     `alignment` measures each update against the mean: angles, distances, and the divergence of client gradients; and,
     where rows have labels, the cosine between the cohort's and everybody's.
+
+    In `run_dir` the state is written now and then, at the end and on SIGINT or SIGTERM; `resume` goes on from it to the
+    same bits. Other settings, data or versions than it was made with are refused, unless `allow` names the key.
 
     >>> import fedloom as fl
     >>> data = fl.load("digits", partition="iid", clients=10)
@@ -152,7 +161,7 @@ def simulate_trials(
     return _run(given, executor, device, dtype, chunk, compile, precision, progress)
 
 
-RUNNING = ("executor", "device", "dtype", "chunk", "compile", "precision", "progress")
+RUNNING = ("executor", "device", "dtype", "chunk", "compile", "precision", "progress", "resume", "allow")
 """How stacked runs are run: together, or not at all."""
 
 ALIKE = ("rounds", "epochs", "steps", "batch_size", "drop_last")
@@ -168,6 +177,8 @@ def _run(
     compile: bool | None,
     precision: str,
     progress: bool,
+    resume: bool = False,
+    allow: Collection[str] = (),
 ) -> list[History]:
     if precision not in PRECISIONS:
         raise choose("precision", precision, PRECISIONS)
@@ -189,6 +200,7 @@ def _run(
     with (
         tensor_float(target.type == "cuda" and precision != "highest"),
         rounds_bar(first.rounds * len(runs), progress) as shown,
+        ExitStack() as entered,
     ):
         job, choice = resolve(job, executor, chunk, size, first.rounds, compile, ranks)
         for setup, given in zip(setups, runs, strict=True):
@@ -198,26 +210,45 @@ def _run(
                 names=setup.functional.names,
                 resolved={**_resolved(job, choice, target, precision, ranks), **setup.recorded},
             )
-            begin(given["callbacks"], history.resolved)
             config = _config(given, setup) if given["config"] is None else given["config"]
-            trials.append(_trial(setup, history, given, config))
+            if given["run_dir"] is not None and ranks.first:
+                entered.enter_context(enter(Path(given["run_dir"]), resume=resume or ranks.restarted))
+            trials.append(_trial(setup, history, given, config, resume or ranks.restarted, allow, len(runs) == 1))
+            begin(given["callbacks"], history.resolved)
         with random.generator_kept(job.draws):
             _drive(trials, job, choice)
-    for trial in trials:
-        trial.history.resolved |= choice.notes
-    return [trial.history if trial.history.diverged else trial.finish() for trial in trials]
+        for trial in trials:
+            trial.history.resolved |= choice.notes
+        return [trial.history if trial.history.diverged else trial.finish() for trial in trials]
 
 
-def _trial(setup: Setup, history: History, given: Mapping[str, Any], config: Mapping[str, Any]) -> Trial:
-    """A run at its beginning, or where it was when a rank died and `torchrun` started all of them again."""
+def _trial(
+    setup: Setup,
+    history: History,
+    given: Mapping[str, Any],
+    config: Mapping[str, Any],
+    resume: bool,
+    allow: Collection[str],
+    single: bool,
+) -> Trial:
+    """A run at its beginning, or where it was: when it was interrupted, or a rank died and all were started again."""
     ranks, path = setup.ranks, given["run_dir"]
-    resume = path is not None and ranks.restarted and (Path(path) / CONFIG).exists()
-    own = path if ranks.first else None
-    records = Records(own, config, history, setup.data, setup.seed, resume=resume, every_round=ranks.launched)
+    found = newest(Path(path)) if resume and path is not None and (Path(path) / CONFIG).exists() else None
+    records = Records(
+        path if ranks.first else None,
+        config,
+        history,
+        setup.data,
+        setup.seed,
+        found,
+        allow,
+        Cadence() if single else None,  # of several in one stack, those that are not finished begin again
+        every_round=ranks.launched,
+    )
     ahead = next(iter(setup.functional.params.values())).is_cuda and ranks.world == 1 and not ranks.launched
     trial = Trial(setup, history, records, ahead=ahead)
-    if resume:
-        trial.restore(RunDirectory(path, resume=True), rewind=ranks.first)
+    if found is not None:
+        trial.restore(found)
     return trial
 
 
@@ -234,13 +265,19 @@ def _drive(trials: Sequence[Trial], job: Job, choice: Choice) -> None:
         except Diverged as error:
             trial.history.diverged, trial.over = error, True
 
-    for t in range(trials[0].setup.rounds):
-        live = [trial for trial in trials if not trial.over and trial.start <= t]
-        _round(live, t, job, choice)
-        for trial in live:
-            settle(trial, 1 if trial.ahead else 0)
-    for trial in trials:
-        settle(trial, 0)
+    resumable = len(trials) == 1 and trials[0].records.directory is not None and not trials[0].setup.ranks.launched
+    with noted() if resumable else nullcontext():
+        try:
+            for t in range(trials[0].setup.rounds):
+                live = [trial for trial in trials if not trial.over and trial.start <= t]
+                _round(live, t, job, choice)
+                for trial in live:
+                    settle(trial, 1 if trial.ahead and not trial.records.due() else 0)
+            for trial in trials:
+                settle(trial, 0)
+        except Interrupted:
+            trials[0].leave()
+            raise
 
 
 def _round(live: Sequence[Trial], t: int, job: Job, choice: Choice, trusting: bool = True) -> None:
@@ -253,6 +290,7 @@ def _round(live: Sequence[Trial], t: int, job: Job, choice: Choice, trusting: bo
         begun[id(assignment)] = trial, round
         parts.append(cut(job, assignment, round.drawn.clients, trial.setup.ranks))
     for trained in choice.run(job, _stacks(job, parts)):
+        check()
         trial, round = begun[id(trained.part.assignment)]
         trial.take(round, trained)
     for trial, round in begun.values():

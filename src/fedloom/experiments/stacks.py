@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.data.catalog import Shelf, options_of
+from fedloom.differences import difference
 from fedloom.errors import Diverged, FedloomError
 from fedloom.experiments import build
 from fedloom.experiments.measures import Outcome
@@ -151,8 +152,8 @@ def finished(run: StudyRun, out: Path) -> bool:
     config = folder / CONFIG
     if config.exists():
         there = tomllib.loads(config.read_text(encoding="utf-8"))
-        if (difference := _difference(run.experiment.to_mapping(), there)) is not None:
-            key, expected, got = difference
+        if (found := difference(run.experiment.to_mapping(), there, but=_NOT_THE_NUMBERS)) is not None:
+            key, expected, got = found
             raise FedloomError(
                 f"{folder}, {key}: expected {expected!r}, got a run with {got!r}: choose another --out, or remove it"
             )
@@ -185,22 +186,6 @@ def _same(settings: Mapping[str, Any]) -> str:
     """Equal for runs that come to the same numbers."""
     kept = {name: value for name, value in settings.items() if name not in _NOT_THE_NUMBERS}
     return json.dumps(kept, sort_keys=True)
-
-
-def _difference(expected: Any, got: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """The first key that has another value, and both values."""
-    if isinstance(expected, Mapping) and isinstance(got, Mapping):
-        for key in dict.fromkeys([*expected, *got]):
-            if not path and key in _NOT_THE_NUMBERS:
-                continue
-            found = _difference(expected.get(key), got.get(key), f"{path}.{key}" if path else str(key))
-            if found is not None:
-                return found
-        return None
-    if isinstance(expected, list) and isinstance(got, list) and len(expected) == len(got):
-        pairs = enumerate(zip(expected, got, strict=True))
-        return next((found for i, pair in pairs if (found := _difference(*pair, f"{path}.{i}")) is not None), None)
-    return None if expected == got else (path, expected, got)
 
 
 def outcome(run: StudyRun, out: Path) -> Outcome:
