@@ -106,14 +106,13 @@ def save(folder: Path, value: Any, notes: Mapping[str, Any] | None = None) -> No
         raise FedloomError(f"{folder}: expected no state of this name yet, got one: remove it first")
     tensors, skeleton = pack(value)
     content = safetensors.torch.save(tensors)
-    told = {"skeleton": skeleton, "notes": dict(notes or {})}
-    sums = {"tensors": _digest(content), "told": _digest(_strict(told))}
+    told = {"tensors": _digest(content), "skeleton": skeleton, "notes": dict(notes or {})}
     durable.make_folder(folder.parent)
     fresh = durable.aside(folder, "new")
     fresh.mkdir()
     try:
         durable.write(fresh / TENSORS, content)
-        durable.write(fresh / SKELETON, _strict({"format": FORMAT, "sha256": sums, **told}))
+        durable.write(fresh / SKELETON, _strict({"format": FORMAT, "sha256": _digest(_strict(told)), **told}))
         durable.flush(fresh)
         fresh.rename(folder)
     except BaseException:
@@ -140,13 +139,11 @@ def read(folder: Path) -> tuple[Any, dict[str, Any]]:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         got = document.get("format") if isinstance(document, dict) else document
         raise Damaged(f"{path}: expected format {FORMAT!r}, got {got!r:.80}")
-    sums, told = document.get("sha256"), {name: document.get(name, {}) for name in ("skeleton", "notes")}
-    if not isinstance(sums, dict):
-        raise Damaged(f"{path}: expected sha256 of the tensors and of the rest, got {sums!r:.80}")
-    _compare(path, sums.get("told"), _strict(told))
+    told = {name: document.get(name, {}) for name in ("tensors", "skeleton", "notes")}
+    _compare(path, document.get("sha256"), _strict(told))
     path = folder / TENSORS
     content = _read(path)
-    _compare(path, sums.get("tensors"), content)
+    _compare(path, told["tensors"], content)
     return unpack(safetensors.torch.load(content), told["skeleton"]), dict(told["notes"])
 
 

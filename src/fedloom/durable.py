@@ -17,15 +17,32 @@ def aside(path: Path, end: str) -> Path:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file that is not there yet, down to the disk."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o666)
+    """Write a file, down to the disk."""
+    handle = _open(path, os.O_TRUNC)
     try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(handle, rest) :]
+        _put(handle, content)
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def append(path: Path, content: bytes) -> None:
+    """Add to the end of a file, which `flush` may bring to the disk later."""
+    handle = _open(path, os.O_APPEND)
+    try:
+        _put(handle, content)
+    finally:
+        os.close(handle)
+
+
+def _open(path: Path, how: int) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | how | getattr(os, "O_BINARY", 0), 0o666)
+
+
+def _put(handle: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(handle, rest) :]
 
 
 def write_whole(path: Path, text: str) -> None:

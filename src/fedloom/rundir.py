@@ -50,8 +50,7 @@ class RunDirectory:
     def record(self, row: Mapping[str, Any]) -> None:
         """Append one round as a line of strict JSON; what is not finite becomes null."""
         line = (json.dumps(_strict(row, METRICS), allow_nan=False) + "\n").encode()
-        with (self.path / METRICS).open("ab") as file:
-            file.write(line)
+        durable.append(self.path / METRICS, line)
         self._written += len(line)
         self._digest.update(line)
 
