@@ -17,13 +17,16 @@ from fedloom.rundir import states
 OPTIONS: dict[str, Any] = {
     "rounds": 4,
     "cohort": 3,
-    "batch_size": 5,
+    "steps": 2,
+    "batch_size": 7,
     "sampler": "attention",
     "dtype": torch.float64,
     "executor": "loop",
     "eval_every": 2,
 }
-DATA, ALGORITHM = classification([6, 7, 8, 9]), fl.scaffold(0.1)
+DATA, ALGORITHM = classification([300] * 4), fl.scaffold(0.1)
+FIRST = 1024
+"""Rows in the first of the two batches in which the 1,200 are evaluated."""
 
 
 def signalling(at: int, evaluating: bool) -> fl.Task:
@@ -32,7 +35,7 @@ def signalling(at: int, evaluating: bool) -> fl.Task:
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         nonlocal seen
-        if torch.is_grad_enabled() != evaluating:
+        if len(target) == (FIRST if evaluating else OPTIONS["batch_size"]):
             seen += 1
             if seen == at:
                 signal.raise_signal(signal.SIGINT)

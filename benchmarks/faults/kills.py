@@ -101,6 +101,8 @@ def kill_all(folder: Path, kills: int, rounds: int, draw: random.Random) -> dict
             if code == 0:
                 break
             assert code == -signal.SIGKILL, f"{name}: exit code {code}\n{(folder / 'log').read_text()[-2000:]}"
+            if (out / "summary.json").exists():
+                break  # it had ended and was drawing its picture
             killed[name] += 1
             writing += bool(list(out.rglob(".*.new")) + list(out.rglob(".*.old")))
             early += not (out / "metrics.jsonl").exists()
@@ -148,7 +150,7 @@ def outcome(out: Path) -> list[Any]:
         del record["seconds"]
     skeleton = json.loads((last / "state.json").read_text())["skeleton"]
     kept = [summary[key] for key in ("seed", "rounds", "final", "data_fingerprint")]
-    hidden = [str(path) for path in out.rglob(".*")]  # debris
+    hidden = [path.name for path in out.rglob(".*") if path.name != ".lock"]  # debris
     return [last.name, (last / "state.safetensors").read_bytes(), skeleton, rounds, kept, hidden]
 
 

@@ -50,7 +50,7 @@ def run(folder: Path, rounds: int) -> dict[str, Any]:
     fl.simulate(
         task,
         data,
-        fl.scaffold(client_lr=0.1),
+        fl.fedavg(client_lr=0.1),
         rounds=rounds,
         cohort=1,
         steps=1,

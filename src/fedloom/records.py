@@ -85,11 +85,13 @@ class Records:
 
     def due(self) -> bool:
         """Whether the state is to be written after this round."""
+        if self.directory is None:
+            return False
         return self.every_round or (self.cadence is not None and self.cadence.due())
 
     def settled(self, trial: Trial) -> None:
         """A round is over."""
-        if self.directory is not None and self.due():
+        if self.due():
             self.keep(len(trial.history.rounds), trial)
 
     def finish(self, trial: Trial) -> None:

@@ -275,6 +275,7 @@ def _drive(trials: Sequence[Trial], job: Job, choice: Choice) -> None:
                     settle(trial, 1 if trial.ahead and not trial.records.due() else 0)
             for trial in trials:
                 settle(trial, 0)
+            check()
         except Interrupted:
             trials[0].leave()
             raise
