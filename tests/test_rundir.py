@@ -13,7 +13,8 @@ import torch
 
 from fedloom import checkpoint
 from fedloom.errors import FedloomError
-from fedloom.rundir import RunDirectory, write_whole
+from fedloom.resumption import newest
+from fedloom.rundir import RunDirectory, enter, states, write_whole
 
 
 def files(path: Path) -> list[str]:
@@ -63,6 +64,34 @@ def test_checkpoints_are_numbered(tmp_path: Path) -> None:
     assert loaded["round"] == 12 and torch.equal(loaded["w"], torch.arange(3))
 
 
+def test_the_first_state_and_the_last_two_are_kept(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    for round in (1, 5, 9, 999_999, 1_000_000):
+        run.checkpoint(round, {"round": round})
+    kept = ["round-000001", "round-1000000", "round-999999"]
+    assert files(tmp_path / "checkpoints") == kept
+    assert [folder.name for folder in states(tmp_path)] == ["round-000001", "round-999999", "round-1000000"]
+
+
+def test_going_back_to_a_state_takes_back_what_came_after_it(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.config({"name": "x"})
+    for round in range(3):
+        run.record({"round": round})
+        run.checkpoint(round + 1, {"round": round + 1})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 3, "tor')
+    again = RunDirectory(tmp_path, resume=True)
+    state = states(tmp_path)[1]
+    size = checkpoint.read(state)[1]["metrics"]["bytes"]
+    assert again.rewind(state, size) == [{"round": 0}, {"round": 1}]
+    assert files(tmp_path / "checkpoints") == ["round-000001", "round-000002"]
+    again.record({"round": 2})
+    again.checkpoint(3, {"round": 3})
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"round": 0}\n{"round": 1}\n{"round": 2}\n'
+    assert newest(tmp_path).state == tmp_path / "checkpoints" / "round-000003"
+
+
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "summary.json"
     write_whole(target, "old")
@@ -108,5 +137,9 @@ def test_an_unfinished_run_is_kept_unless_it_is_to_go_on(tmp_path: Path) -> None
 
 def test_what_a_killed_write_left_does_not_matter(tmp_path: Path) -> None:
     (tmp_path / ".config.toml.123.new").write_text("half")
-    RunDirectory(tmp_path).config({"name": "x"})
-    assert (tmp_path / "config.toml").read_text() == 'name = "x"\n'
+    (tmp_path / "config.toml").write_text("")
+    (tmp_path / "checkpoints" / ".round-000001.123.new").mkdir(parents=True)
+    (tmp_path / ".note").write_text("mine")
+    with enter(tmp_path, resume=True):
+        RunDirectory(tmp_path, resume=True).config({"name": "x"})
+    assert files(tmp_path) == [".note", "checkpoints", "config.toml"] and files(tmp_path / "checkpoints") == []

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,10 +15,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedloom.errors import FedloomError
+from fedloom import durable
+from fedloom.errors import Damaged, FedloomError
 from fedloom.types import State
 
-FORMAT = "fedloom state 1"
+FORMAT = "fedloom state 2"
 TENSORS, SKELETON = "state.safetensors", "state.json"
 
 
@@ -96,55 +96,59 @@ def state_from_dict(fields: Mapping[str, Any]) -> State:
     return State(**fields)
 
 
-def save(folder: Path, value: Any) -> None:
-    """Write `value` into `folder`, whole or not at all: beside it first, flushed to the disk, then renamed."""
+def save(folder: Path, value: Any, notes: Mapping[str, Any] | None = None) -> None:
+    """Write `value` into `folder`, whole or not at all: beside it first, flushed to the disk, then renamed.
+
+    `notes` are strict JSON about it, such as readings of a clock, and apart from it: equal values are equal tensors and
+    equal skeletons. A state is written once: what is in its place already is an error.
+    """
+    if folder.exists():
+        raise FedloomError(f"{folder}: expected no state of this name yet, got one: remove it first")
     tensors, skeleton = pack(value)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{end}") for end in ("new", "old"))
-    for left in (fresh, old):
-        shutil.rmtree(left, ignore_errors=True)
+    content = safetensors.torch.save(tensors)
+    told = {"tensors": _digest(content), "skeleton": skeleton, "notes": dict(notes or {})}
+    durable.make_folder(folder.parent)
+    fresh = durable.aside(folder, "new")
     fresh.mkdir()
     try:
-        safetensors.torch.save_file(tensors, fresh / TENSORS)
-        sums = {"tensors": _digest((fresh / TENSORS).read_bytes()), "skeleton": _digest(_strict(skeleton))}
-        document = {"format": FORMAT, "sha256": sums, "skeleton": skeleton}
-        (fresh / SKELETON).write_bytes(_strict(document) + b"\n")
-        for path in (fresh / TENSORS, fresh / SKELETON, fresh):
-            _flush(path)
-        if folder.exists():  # one folder cannot replace another in a single step
-            folder.rename(old)
+        durable.write(fresh / TENSORS, content)
+        durable.write(fresh / SKELETON, _strict({"format": FORMAT, "sha256": _digest(_strict(told)), **told}))
+        durable.flush(fresh)
         fresh.rename(folder)
-        _flush(folder.parent)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
-        if old.exists() and not folder.exists():
-            old.rename(folder)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    durable.flush(folder.parent)
 
 
 def load(folder: Path) -> Any:
-    """Read what `save` wrote; a missing, damaged or foreign file is an error that names it."""
+    """The value that `save` was given; a missing, damaged or foreign file is an error that names it."""
+    return read(folder)[0]
+
+
+def read(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """The value and the notes that `save` was given."""
     path = folder / SKELETON
+    written = _read(path)
     try:
-        document = json.loads(_read(path))
+        document = json.loads(written)
+        if written != _strict(document):
+            raise ValueError("bytes that were not written so")
     except (ValueError, RecursionError) as error:
-        raise FedloomError(f"{path}: expected JSON, got {str(error)[:200]}") from None
+        raise Damaged(f"{path}: expected JSON, got {str(error)[:200]}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         got = document.get("format") if isinstance(document, dict) else document
-        raise FedloomError(f"{path}: expected format {FORMAT!r}, got {got!r:.80}")
-    sums, skeleton = document.get("sha256"), document.get("skeleton")
-    if not isinstance(sums, dict):
-        raise FedloomError(f"{path}: expected sha256 of the tensors and of the skeleton, got {sums!r:.80}")
-    _compare(path, "skeleton", sums.get("skeleton"), json.dumps(skeleton, separators=(",", ":")).encode())
+        raise Damaged(f"{path}: expected format {FORMAT!r}, got {got!r:.80}")
+    told = {name: document.get(name, {}) for name in ("tensors", "skeleton", "notes")}
+    _compare(path, document.get("sha256"), _strict(told))
     path = folder / TENSORS
     content = _read(path)
-    _compare(path, "content", sums.get("tensors"), content)
+    _compare(path, told["tensors"], content)
     try:
         tensors = safetensors.torch.load(content)
     except (safetensors.SafetensorError, KeyError) as error:  # of a dtype that torch does not have, say
-        raise FedloomError(f"{path}: expected tensors that can be read, got {str(error)[:200]}") from None
-    return unpack(tensors, skeleton)
+        raise Damaged(f"{path}: expected tensors that can be read, got {str(error)[:200]}") from None
+    return unpack(tensors, told["skeleton"]), dict(told["notes"])
 
 
 def _name(path: tuple[str, ...]) -> str:
@@ -161,24 +165,13 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _compare(path: Path, what: str, expected: Any, content: bytes) -> None:
+def _compare(path: Path, expected: Any, content: bytes) -> None:
     if (got := _digest(content)) != expected:
-        raise FedloomError(f"{path}: {what} changed since it was written: expected sha256 {expected!s:.80}, got {got}")
+        raise Damaged(f"{path}: changed since it was written: expected sha256 {expected!s:.80}, got {got}")
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise FedloomError(f"{path}: expected a readable file, got {error.strerror or error}") from error
-
-
-def _flush(path: Path) -> None:
-    """Make a file, or the names in a folder, survive a power cut."""
-    if path.is_dir() and os.name != "posix":
-        return
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        raise Damaged(f"{path}: expected a readable file, got {error.strerror or error}") from error

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from fedloom import __version__
+from fedloom import __version__, lock
 from fedloom.data import commands as data_commands
 from fedloom.errors import Damaged, Diverged, FedloomError, choose
 from fedloom.launched import by_torchrun
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from fedloom.experiments.schema import Experiment
     from fedloom.experiments.study import Study
 
 MISTAKE, DAMAGED, DIVERGED, INTERRUPTED = 2, 3, 4, 130
@@ -54,6 +56,7 @@ def _top(
     fedloom run my.toml --out runs/mine        your own experiment
     fedloom reproduce fedadp-table1            a paper's table, measured beside published
     fedloom tune my.toml                       the best learning rates for it
+    fedloom resume runs/quickstart             goes on where it stopped
     fedloom report runs/quickstart             a page that compares the runs
     fedloom list                               what there is to name in one
     fedloom bench                              how fast this machine is
@@ -92,6 +95,8 @@ def run(
     fedloom run quickstart --set 'seeds=[0]' --set 'algorithms.*.client_lr=0.05'
     fedloom run my.toml --out runs/mine --executor loop
     """
+    if out is not None:
+        lock.check(out)
     from fedloom.experiments.registry import contents, find
     from fedloom.experiments.schema import read
     from fedloom.experiments.study import is_study, read_study
@@ -111,10 +116,42 @@ def run(
     _check_folder("--data", data)
     if out is None and by_torchrun():
         raise FedloomError("--out: expected a folder that all ranks agree on, got none: name one")
-    try:
-        from fedloom.experiments.runner import run_experiment
+    _run(wanted, _free(wanted.name) if out is None else out, data, quiet)
 
-        run_experiment(wanted, _free(wanted.name) if out is None else out, data, quiet)
+
+@app.command()
+def resume(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run's directory, or one that holds several.")],
+    allow: Annotated[
+        list[str] | None,
+        typer.Option("--allow", metavar="KEY", help="Go on although this differs from when it began, such as rounds."),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0, mps, ...; as before unless given.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Where data sets are looked for.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+) -> None:
+    """Go on where a run stopped, to the same bits; of several, with all that are not finished.
+
+    \b
+    fedloom resume runs/quickstart
+    fedloom resume runs/mine --device cuda
+    """
+    lock.check(directory)
+    from fedloom.experiments.resume import begun
+
+    wanted = begun(directory)
+    _check_folder("--data", data)
+    _run(wanted, directory, data, quiet, resume=True, device=device, allow=allow or ())
+
+
+def _run(wanted: Experiment, out: Path, data: Path | None, quiet: bool, **going_on: Any) -> None:
+    from fedloom.interruption import heard
+
+    try:
+        with nullcontext() if by_torchrun() else heard():  # torchrun has signals of its own
+            from fedloom.experiments.runner import run_experiment
+
+            run_experiment(wanted, out, data, quiet, **going_on)
     except KeyboardInterrupt as stop:
         _fail(str(stop) or "interrupted before the first round", INTERRUPTED)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from fedloom import interruption
 from fedloom.data.federated import Features, FederatedData, count, take
 from fedloom.functional import Functional
 from fedloom.task import Metric, parts
@@ -36,6 +37,7 @@ def per_example(
     found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in measures}
     with torch.no_grad():
         for index in rows.split(batch):
+            interruption.check()
             output, target = functional.output(params, buffers, take(x, index)), take(y, index)
             for name, measure in measures.items():
                 found[name].append(parts(name, measure(output, target), len(index)))

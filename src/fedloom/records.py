@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from fedloom import __version__
+from fedloom import resumption
+from fedloom.cadence import Cadence
 from fedloom.data.federated import FederatedData
 from fedloom.history import History
-from fedloom.rundir import RunDirectory
+from fedloom.resumption import Found
+from fedloom.rundir import RunDirectory, as_toml
 
 if TYPE_CHECKING:
     from fedloom.trial import Trial
@@ -22,7 +23,10 @@ SETTLED = ("executor", "chunk", "device", "dtype", "threads")
 
 
 class Records:
-    """A run's directory; nothing is written when it has none."""
+    """A run's directory; nothing is written when it has none.
+
+    The state is written at the end, and before that as often as time allows (`Cadence`), or after every round.
+    """
 
     def __init__(
         self,
@@ -31,16 +35,31 @@ class Records:
         history: History,
         data: FederatedData,
         seed: int,
-        resume: bool = False,
+        found: Found | None = None,
+        allowed: Collection[str] = (),
+        cadence: Cadence | None = None,
         every_round: bool = False,
     ) -> None:
-        self.directory = None if path is None else RunDirectory(Path(path), resume=resume)
-        self.every_round = every_round  # is the state to be written after each?
+        self.directory = None if path is None else RunDirectory(Path(path), resume=found is not None)
+        self.cadence, self.every_round = cadence, every_round
+        self.kept: int | None = None  # the round of the last state
         if self.directory is not None:
             self.fingerprint = data.fingerprint()
             self.seed = seed
             settled = {name: value for name, value in history.resolved.items() if name in SETTLED}
-            self.directory.config({**config, **settled})
+            self.config = as_toml({**config, **settled})
+            if found is not None:
+                self._go_on(self.directory, found, allowed, history)
+            self.directory.config(self.config)
+
+    def _go_on(self, directory: RunDirectory, found: Found, allowed: Collection[str], history: History) -> None:
+        """What came after the state that was found is taken back; it will be run again."""
+        if found.state is not None:
+            now = resumption.notes(self.config, self.fingerprint, 0.0)
+            resumption.check_same(directory.path, found.notes, now, allowed)
+            self.kept = found.round
+        history.rounds = directory.rewind(found.state, found.size)
+        history.resolved["resumed"] = found.told()
 
     def record(self, record: Mapping[str, Any]) -> None:
         if self.directory is not None:
@@ -48,24 +67,31 @@ class Records:
 
     def keep(self, round: int, trial: Trial) -> None:
         """Write the state: parameters, buffers, the server's slots, memory rows, the sampler's."""
-        if self.directory is not None:
-            self.directory.checkpoint(
-                round,
-                {
-                    "round": round,
-                    "params": trial.x,
-                    "state": dict(vars(trial.state)),
-                    "rows": {str(client): row for client, row in sorted(trial.rows.rows.items())},
-                    "sampler": trial.sampling,
-                    "processed": trial.processed,
-                    "lost": {str(client): leaf for client, leaf in trial.lost.items()},
-                },
-            )
-            self.directory.keep_last(2)
+        if self.directory is None or round == self.kept:
+            return
+        value = {
+            "round": round,
+            "params": trial.x,
+            "state": dict(vars(trial.state)),
+            "rows": {str(client): row for client, row in sorted(trial.rows.rows.items())},
+            "sampler": trial.sampling,
+            "processed": trial.processed,
+            "lost": {str(client): leaf for client, leaf in trial.lost.items()},
+            "over": trial.over,
+        }
+        with nullcontext() if self.cadence is None else self.cadence.writing():
+            self.directory.checkpoint(round, value, resumption.notes(self.config, self.fingerprint, trial.seconds))
+        self.kept = round
+
+    def due(self) -> bool:
+        """Whether the state is to be written after this round."""
+        if self.directory is None:
+            return False
+        return self.every_round or (self.cadence is not None and self.cadence.due())
 
     def settled(self, trial: Trial) -> None:
         """A round is over."""
-        if self.every_round:
+        if self.due():
             self.keep(len(trial.history.rounds), trial)
 
     def finish(self, trial: Trial) -> None:
@@ -83,6 +109,6 @@ class Records:
                 "seconds": history.seconds,
                 "resolved": history.resolved,
                 "data_fingerprint": self.fingerprint,
-                "versions": {"fedloom": __version__, "torch": torch.__version__, "python": platform.python_version()},
+                "versions": {**resumption.VERSIONS, "python": platform.python_version()},
             }
         )

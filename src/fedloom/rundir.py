@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
-import shutil
+import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from fedloom import durable, lock
+from fedloom.durable import write_whole as write_whole
 from fedloom.errors import FedloomError
 
 CONFIG, METRICS, SUMMARY, CHECKPOINTS = "config.toml", "metrics.jsonl", "summary.json", "checkpoints"
@@ -35,43 +39,65 @@ class RunDirectory:
     def __init__(self, path: str | PathLike[str], *, resume: bool = False) -> None:
         self.path = Path(path)
         check_free(self.path, resume=resume)
-        self.path.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(self.path)
+        durable.sweep(self.path / CHECKPOINTS)
+        self._written, self._digest = 0, hashlib.sha256()  # of the metrics
 
-    def config(self, values: Mapping[str, Any]) -> None:
-        """Write the settings; a later call, with more of them resolved, replaces them."""
-        write_whole(self.path / CONFIG, tomli_w.dumps(_without_none(values)))
+    def config(self, values: Mapping[str, Any] | str) -> None:
+        """Write the settings, or their text; a later call, with more of them resolved, replaces them."""
+        write_whole(self.path / CONFIG, values if isinstance(values, str) else as_toml(values))
 
     def record(self, row: Mapping[str, Any]) -> None:
         """Append one round as a line of strict JSON; what is not finite becomes null."""
-        line = json.dumps(_strict(row, METRICS), allow_nan=False)
-        with (self.path / METRICS).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        line = (json.dumps(_strict(row, METRICS), allow_nan=False) + "\n").encode()
+        durable.append(self.path / METRICS, line)
+        self._written += len(line)
+        self._digest.update(line)
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Write the final figures; with them the run is finished."""
         write_json(self.path / SUMMARY, values)
 
-    def checkpoint(self, round: int, value: Any) -> None:
-        """Write the state after `round` rounds, whole or not at all."""
+    def checkpoint(self, round: int, value: Any, notes: Mapping[str, Any] | None = None) -> None:
+        """Write the state after `round` rounds, whole or not at all; the last two and the first are kept.
+
+        Noted with it are the metrics so far, which reach the disk before it does.
+        """
         from fedloom import checkpoint
 
-        checkpoint.save(self.path / CHECKPOINTS / f"round-{round:06d}", value)
+        if self._written:
+            durable.flush(self.path / METRICS)
+        metrics = {"bytes": self._written, "sha256": self._digest.hexdigest()}
+        checkpoint.save(self.path / CHECKPOINTS / f"round-{round:06d}", value, {**(notes or {}), "metrics": metrics})
+        for folder in states(self.path)[1:-2]:
+            durable.remove_folder(folder)
 
-    def saved(self) -> list[Path]:
-        """The states that were written, oldest first."""
-        return sorted((self.path / CHECKPOINTS).glob("round-*"))
-
-    def keep_last(self, count: int) -> None:
-        """Remove all states but the last few."""
-        for folder in self.saved()[:-count]:
-            shutil.rmtree(folder)
-
-    def rewind(self, rounds: int) -> list[dict[str, Any]]:
-        """Cut the metrics back to so many rounds, and read them."""
+    def rewind(self, state: Path | None, size: int) -> list[dict[str, Any]]:
+        """Take back what came after `state`, or everything; read the metrics up to there, which are `size` bytes."""
+        saved = states(self.path)
+        for folder in saved[0 if state is None else saved.index(state) + 1 :]:
+            durable.remove_folder(folder)
         path = self.path / METRICS
-        lines = path.read_text(encoding="utf-8").splitlines()[:rounds] if path.exists() else []
-        write_whole(path, "".join(f"{line}\n" for line in lines))
-        return [json.loads(line) for line in lines]
+        if not path.exists():
+            return []
+        os.truncate(path, size)
+        durable.flush(path)
+        content = path.read_bytes()
+        self._written, self._digest = size, hashlib.sha256(content)
+        return [json.loads(line) for line in content.splitlines()]
+
+
+def enter(path: Path, *, resume: bool = False) -> AbstractContextManager[None]:
+    """A run may begin, or go on, in this directory, and no other process works in it until this one leaves."""
+    lock.check(path)
+    check_free(path, resume=resume)
+    return lock.alone(path)
+
+
+def states(path: Path) -> list[Path]:
+    """The states that were written in a run's directory, oldest first."""
+    found = [folder for folder in (path / CHECKPOINTS).glob("round-*") if re.fullmatch(r"round-\d{6,}", folder.name)]
+    return sorted(found, key=lambda folder: int(folder.name.removeprefix("round-")))
 
 
 def check_free(path: Path, *, resume: bool = False) -> None:
@@ -86,27 +112,10 @@ def check_free(path: Path, *, resume: bool = False) -> None:
     if held and CONFIG not in held:
         raise FedloomError(f"{path}: expected a directory of its own, got one with {min(held)!r} in it: {advice}")
     if not resume and held - {CONFIG}:
-        raise FedloomError(f"{path}: expected a directory of its own, got one with an unfinished run: {advice}")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader, or a power cut, sees the old one or the new one and nothing between."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        with fresh.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
-    if os.name == "posix":  # the rename is in the folder, which is flushed by itself
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        raise FedloomError(
+            f"{path}: expected a directory of its own, got one with an unfinished run: fedloom resume goes on with it; "
+            f"else {advice}"
+        )
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -127,6 +136,11 @@ def _strict(value: Any, where: str) -> Any:
         return [_strict(part, f"{where}[{index}]") for index, part in enumerate(value)]
     kind = type(value).__name__
     raise FedloomError(f"{where}: expected numbers, strings, None, lists and dicts of them; got {kind}: convert it")
+
+
+def as_toml(values: Mapping[str, Any]) -> str:
+    """Settings as text, without those that are None."""
+    return tomli_w.dumps(_without_none(values))
 
 
 def _without_none(value: Any) -> Any:

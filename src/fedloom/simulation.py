@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, fields, replace
 from inspect import signature
 from itertools import zip_longest
 from os import PathLike
@@ -16,6 +17,7 @@ import torch
 from fedloom import capacity, random
 from fedloom.algorithm import Algorithm
 from fedloom.batches import Batching
+from fedloom.cadence import Cadence
 from fedloom.callbacks import Callback, begin
 from fedloom.data.federated import FederatedData, count
 from fedloom.determinism import deterministic as repeatable
@@ -26,12 +28,14 @@ from fedloom.executors.job import Job, Part, cut
 from fedloom.faults import Fault, Faults, as_faults
 from fedloom.functional import Functional
 from fedloom.history import History
+from fedloom.interruption import Interrupted, check, noted
 from fedloom.precision import PRECISIONS, tensor_float
 from fedloom.private_setup import under_terms, with_ledger
 from fedloom.progress import rounds_bar
 from fedloom.ranks import Ranks, current, local_device
 from fedloom.records import Records
-from fedloom.rundir import CONFIG, RunDirectory
+from fedloom.resumption import newest
+from fedloom.rundir import CONFIG, enter
 from fedloom.sampling import Sampler, as_sampler, cohort_size
 from fedloom.server_graphs import ServerGraphs
 from fedloom.system import System
@@ -76,6 +80,8 @@ def simulate(
     faults: Fault | Sequence[Fault] = (),
     min_reports: int = 1,
     config: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    allow: Collection[str] = (),
 ) -> History:
     """Train `task` over the clients of `data` with `algorithm`.
 
@@ -91,6 +97,9 @@ def simulate(
     `alignment` measures each update against the mean: angles, distances, and the divergence of client gradients; and,
     where rows have labels, the cosine between the cohort's and everybody's.
 
+    In `run_dir` the state is written now and then, at the end and on SIGINT or SIGTERM; `resume` goes on from it to the
+    same bits. Other settings, data or versions than it was made with are refused, unless `allow` names the key.
+
     >>> import fedloom as fl
     >>> data = fl.load("digits", partition="iid", clients=10)
     >>> task = fl.Task(model=lambda: fl.models.Logistic(64, 10))
@@ -99,7 +108,7 @@ def simulate(
     [0, 1]
     """
     given = dict(locals())
-    [history] = _run([given], **{name: given.pop(name) for name in RUNNING})
+    [history] = _run([given], _How(**{name: given.pop(name) for name in RUNNING}))
     if history.diverged is not None:
         raise history.diverged
     return history
@@ -158,52 +167,54 @@ def simulate_trials(
         if "algorithm" not in {**shared, **trial}:
             raise FedloomError(f"simulate_trials trial {number}: expected an algorithm, got none")
     given = [{"task": task, "data": data, **defaults, **shared, **trial} for trial in trials]
-    return _run(given, executor, device, dtype, chunk, compile, precision, deterministic, progress)
+    return _run(given, _How(executor, device, dtype, chunk, compile, precision, deterministic, progress))
 
 
-RUNNING = ("executor", "device", "dtype", "chunk", "compile", "precision", "deterministic", "progress")
-"""How stacked runs are run: together, or not at all."""
+@dataclass(frozen=True)
+class _How:
+    """How stacked runs are run: together, or not at all."""
+
+    executor: str = "auto"
+    device: str | torch.device | None = None
+    dtype: torch.dtype | None = None
+    chunk: int | None = None
+    compile: bool | None = None
+    precision: str = "high"
+    deterministic: bool = False
+    progress: bool = False
+    resume: bool = False
+    allow: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise choose("precision", self.precision, PRECISIONS)
+        if self.deterministic and self.compile:
+            raise FedloomError(
+                "compile: expected none beside deterministic, got True: a compiler chooses between kernels by the clock"
+            )
+
+    @property
+    def compiled(self) -> bool | None:
+        """A compiler's kernels are chosen by the clock, on a GPU."""
+        return False if self.deterministic and str(self.device).startswith("cuda") else self.compile
+
+
+RUNNING = tuple(field.name for field in fields(_How))
 
 ALIKE = ("rounds", "epochs", "steps", "batch_size", "drop_last")
 """What stacked runs share, beside the model and the data: the shape of the work."""
 
 
-def _run(
-    runs: Sequence[dict[str, Any]],
-    executor: str,
-    device: str | torch.device | None,
-    dtype: torch.dtype | None,
-    chunk: int | None,
-    compile: bool | None,
-    precision: str,
-    deterministic: bool,
-    progress: bool,
-) -> list[History]:
-    if precision not in PRECISIONS:
-        raise choose("precision", precision, PRECISIONS)
-    if deterministic and compile:
-        raise FedloomError(
-            "compile: expected none beside deterministic, got True: a compiler chooses between kernels by the clock"
-        )
-    if deterministic and str(device).startswith("cuda"):
-        compile = False
-    with repeatable(deterministic):
-        return _run_all(runs, executor, device, dtype, chunk, compile, precision, progress)
+def _run(runs: Sequence[dict[str, Any]], how: _How) -> list[History]:
+    with repeatable(how.deterministic):
+        return _run_all(runs, how)
 
 
-def _run_all(
-    runs: Sequence[dict[str, Any]],
-    executor: str,
-    device: str | torch.device | None,
-    dtype: torch.dtype | None,
-    chunk: int | None,
-    compile: bool | None,
-    precision: str,
-    progress: bool,
-) -> list[History]:
-    target = local_device(_device(device))
+def _run_all(runs: Sequence[dict[str, Any]], how: _How) -> list[History]:
+    target = local_device(_device(how.device))
     ranks = current(target)
-    place = _Place(target, dtype)
+    resume = how.resume or ranks.restarted
+    place = _Place(target, how.dtype)
     setups = [_setup(given, place) for given in runs]
     _check_stackable(setups)
     first = setups[0]
@@ -212,31 +223,34 @@ def _run_all(
         for setup in setups
     )
     job = Job(first.functional, first.algorithm, first.trained_on, first.batching)
-    if precision == "bfloat16":
+    if how.precision == "bfloat16":
         job = replace(job, functional=replace(job.functional, compute=torch.bfloat16))
     shortcut = ServerGraphs() if target.type == "cuda" and ranks.world == 1 else None
     trials = []
     with (
-        tensor_float(target.type == "cuda" and precision != "highest"),
-        rounds_bar(first.rounds * len(runs), progress) as shown,
+        tensor_float(target.type == "cuda" and how.precision != "highest"),
+        rounds_bar(first.rounds * len(runs), how.progress) as shown,
+        ExitStack() as entered,
     ):
-        job, choice = resolve(job, executor, chunk, size, first.rounds, compile, ranks)
+        job, choice = resolve(job, how.executor, how.chunk, size, first.rounds, how.compiled, ranks)
         _check_memory(setups, size, job, choice, target)
         for setup, given in zip(setups, runs, strict=True):
             setup = replace(setup, draws=job.draws, callbacks=(shown, *setup.callbacks), ranks=ranks, shortcut=shortcut)
             history = History(
                 constants=setup.functional.constants,
                 names=setup.functional.names,
-                resolved={**_resolved(job, choice, target, precision, ranks), **setup.recorded},
+                resolved={**_resolved(job, choice, target, how.precision, ranks), **setup.recorded},
             )
-            begin(given["callbacks"], history.resolved)
             config = _config(given, setup) if given["config"] is None else given["config"]
-            trials.append(_trial(setup, history, given, config))
+            if given["run_dir"] is not None and ranks.first:
+                entered.enter_context(enter(Path(given["run_dir"]), resume=resume))
+            trials.append(_trial(setup, history, given, config, resume, how.allow, len(runs) == 1))
+            begin(given["callbacks"], history.resolved)
         with random.generator_kept(job.draws):
             _drive(trials, job, choice)
-    for trial in trials:
-        trial.history.resolved |= choice.notes
-    return [trial.history if trial.history.diverged else trial.finish() for trial in trials]
+        for trial in trials:
+            trial.history.resolved |= choice.notes
+        return [trial.history if trial.history.diverged else trial.finish() for trial in trials]
 
 
 def _check_memory(setups: Sequence[Setup], size: int, job: Job, choice: Choice, target: torch.device) -> None:
@@ -249,17 +263,35 @@ def _check_memory(setups: Sequence[Setup], size: int, job: Job, choice: Choice, 
     capacity.check_training(estimate, rows, row_bytes, target)
 
 
-def _trial(setup: Setup, history: History, given: Mapping[str, Any], config: Mapping[str, Any]) -> Trial:
-    """A run at its beginning, or where it was when a rank died and `torchrun` started all of them again."""
+def _trial(
+    setup: Setup,
+    history: History,
+    given: Mapping[str, Any],
+    config: Mapping[str, Any],
+    resume: bool,
+    allow: Collection[str],
+    single: bool,
+) -> Trial:
+    """A run at its beginning, or where it was: when it was interrupted, or a rank died and all were started again."""
     ranks, path = setup.ranks, given["run_dir"]
-    resume = path is not None and ranks.restarted and (Path(path) / CONFIG).exists()
     own = path if ranks.first else None
     setup = with_ledger(setup, own)
-    records = Records(own, config, history, setup.data, setup.seed, resume=resume, every_round=ranks.launched)
+    found = newest(Path(path)) if resume and path is not None and (Path(path) / CONFIG).exists() else None
+    records = Records(
+        own,
+        config,
+        history,
+        setup.data,
+        setup.seed,
+        found,
+        allow,
+        Cadence() if single else None,  # of several in one stack, those that are not finished begin again
+        every_round=ranks.launched,
+    )
     ahead = next(iter(setup.functional.params.values())).is_cuda and ranks.world == 1 and not ranks.launched
     trial = Trial(setup, history, records, ahead=ahead)
-    if resume:
-        trial.restore(RunDirectory(path, resume=True), rewind=ranks.first)
+    if found is not None:
+        trial.restore(found)
     return trial
 
 
@@ -276,13 +308,20 @@ def _drive(trials: Sequence[Trial], job: Job, choice: Choice) -> None:
         except Diverged as error:
             trial.history.diverged, trial.over = error, True
 
-    for t in range(trials[0].setup.rounds):
-        live = [trial for trial in trials if not trial.over and trial.start <= t]
-        _round(live, t, job, choice)
-        for trial in live:
-            settle(trial, 1 if trial.ahead else 0)
-    for trial in trials:
-        settle(trial, 0)
+    resumable = len(trials) == 1 and trials[0].records.directory is not None and not trials[0].setup.ranks.launched
+    with noted() if resumable else nullcontext():
+        try:
+            for t in range(trials[0].setup.rounds):
+                live = [trial for trial in trials if not trial.over and trial.start <= t]
+                _round(live, t, job, choice)
+                for trial in live:
+                    settle(trial, 1 if trial.ahead and not trial.records.due() else 0)
+            for trial in trials:
+                settle(trial, 0)
+            check()
+        except Interrupted:
+            trials[0].leave()
+            raise
 
 
 def _round(live: Sequence[Trial], t: int, job: Job, choice: Choice, trusting: bool = True) -> None:
@@ -295,6 +334,7 @@ def _round(live: Sequence[Trial], t: int, job: Job, choice: Choice, trusting: bo
         begun[id(assignment)] = trial, round
         parts.append(cut(job, assignment, round.drawn.clients, trial.setup.ranks))
     for trained in choice.run(job, _stacks(job, parts)):
+        check()
         trial, round = begun[id(trained.part.assignment)]
         trial.take(round, trained)
     for trial, round in begun.values():

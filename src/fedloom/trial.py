@@ -30,10 +30,11 @@ from fedloom.faults import Faults
 from fedloom.functional import Functional
 from fedloom.gate import NONFINITE
 from fedloom.history import History
+from fedloom.interruption import Interrupted
 from fedloom.memory import RowStore
 from fedloom.ranks import ALONE, Ranks, gather_columns
 from fedloom.records import Records
-from fedloom.rundir import RunDirectory
+from fedloom.resumption import Found
 from fedloom.sampling import Drawn, Sampler, cohort_size
 from fedloom.system import Reports, System
 from fedloom.task import Task
@@ -132,13 +133,16 @@ class Trial:
         self.start = 0  # the first round to be run
         self.began = self.clock = time.perf_counter()
 
-    def restore(self, directory: RunDirectory, rewind: bool) -> None:
-        """Go on from the last state in the directory; what came after it is run again, its lines being taken back."""
-        if not (saved := directory.saved()):
-            if rewind:
-                directory.rewind(0)
+    @property
+    def seconds(self) -> float:
+        """Its time so far, that before it was resumed included."""
+        return time.perf_counter() - self.began
+
+    def restore(self, found: Found) -> None:
+        """Go on from a state; without one, from the beginning."""
+        if found.state is None:
             return
-        value = checkpoint.load(saved[-1])
+        value = found.value
         device = next(iter(self.x.values())).device
 
         def here(part: Any) -> Any:
@@ -151,9 +155,8 @@ class Trial:
         self.rows = RowStore({int(client): here(row) for client, row in value["rows"].items()})
         self.sampling, self.processed = value["sampler"], value["processed"]
         self.lost = {int(client): leaf for client, leaf in value["lost"].items()}
-        self.start = value["round"]
-        if rewind:
-            self.history.rounds = directory.rewind(self.start)
+        self.start, self.over = value["round"], value["over"]
+        self.began -= found.notes["seconds"]
 
     def begin(self, t: int, trusting: bool) -> tuple[Round, Assignment]:
         """Draw round t's cohort."""
@@ -267,8 +270,25 @@ class Trial:
         while self.pending:
             self._undo(self.pending.pop())
 
+    def leave(self) -> None:
+        """A signal came: rounds that were told are kept, what was begun since has not happened."""
+        self._take_back()
+        self.records.keep(len(self.history.rounds), self)
+
     def _tell(self, round: Round) -> None:
-        """A round's numbers are here: check, learn, evaluate, record, and ask the callbacks."""
+        """A round's numbers are here: it has happened, unless a signal comes while it is evaluated."""
+        told, learned = len(self.history.rounds), (self.sampling, self.processed, self.lost, self.over)
+        try:
+            self._learn(round)
+        except Interrupted:
+            self._take_back()
+            self._undo(round)
+            del self.history.rounds[told:]
+            self.sampling, self.processed, self.lost, self.over = learned
+            raise
+
+    def _learn(self, round: Round) -> None:
+        """Check, learn, evaluate, record, and ask the callbacks."""
         setup, t, after = self.setup, round.t, round.outcome
         report = after.report()
         struck = setup.faults.struck("nan", t, report.clients.ids)
@@ -336,7 +356,7 @@ class Trial:
     def _finish(self) -> None:
         history = self.history
         history.params, history.buffers, history.state = self.x, self.state.buffers, self.state
-        history.seconds = time.perf_counter() - self.began
+        history.seconds = self.seconds
 
     def finish(self) -> History:
         """Nothing is pending: the outcome."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from fedloom import lock
 from fedloom.documents import read_json, read_toml
 from fedloom.errors import FedloomError
 from fedloom.experiments import schema
@@ -55,10 +56,12 @@ def reproduce(
     if study.facts is not None:
         return _tell_facts(study, numbers, out, data_folder, console)
     wanted = runs(study)
+    lock.check(out)
     _claim_folder(study, out)
     _introduce(study, wanted, console)
     began = time.perf_counter()
-    _run(study, wanted, out, data_folder, console, reuse)
+    with lock.alone(out):
+        _run(study, wanted, out, data_folder, console, reuse)
     from fedloom.experiments.stacks import outcome
 
     outcomes = [(run, outcome(run, out)) for run in wanted]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import platform
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,8 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedloom import lock
 from fedloom.documents import read_json, read_records
-from fedloom.errors import Diverged
+from fedloom.errors import Diverged, FedloomError
+from fedloom.experiments.resume import as_begun
 from fedloom.experiments.schema import Experiment, RunSpec
 from fedloom.launched import first_rank, restart
 from fedloom.rundir import METRICS, SUMMARY, RunDirectory, check_free, write_json
@@ -78,27 +81,75 @@ def run_experiment(
     data_folder: Path | None = None,
     quiet: bool = False,
     console: Console | None = None,
+    resume: bool = False,
+    device: str | None = None,
+    allow: Collection[str] = (),
 ) -> list[RunResult]:
     """Run everything the experiment asks for, and leave it under `out`.
 
     A single run has `out` for its directory; of several, each has one beneath it. A run that diverges does not keep the
     others from running: the error is raised at the end. An interrupt keeps what there is and says how far it came.
+    With `resume` what is finished stays and the rest goes on, on another `device` if one is given; what else differs
+    from when it began is refused, unless `allow` names it.
     """
-    first, restarted = first_rank(), restart()
+    first, going_on = first_rank(), restart() or resume
     console = Console(quiet=True) if quiet or not first else console or Console()
     runs = experiment.runs()
     if first:
-        check_free(out, resume=restarted)
+        lock.check(out)
+        if not going_on:
+            check_free(out)
 
     from fedloom.experiments import build  # torch from here on
 
-    build.check_device(experiment.device)
+    build.check_device(device or experiment.device)
     algorithms = [build.build_algorithm(run.algorithm) for run in runs]
-    if first and not restarted:
-        RunDirectory(out).config((runs[0].experiment if len(runs) == 1 else experiment).to_mapping())
-    data = build.build_federation(experiment, data_folder)
-    task = build.build_task(experiment.model, data, data_folder)
-    results: list[RunResult] = []
+    with lock.alone(out) if first else nullcontext():
+        if first and not going_on:
+            RunDirectory(out).config((runs[0].experiment if len(runs) == 1 else experiment).to_mapping())
+        folders = [out if len(runs) == 1 else out / run.slug for run in runs]
+        if going_on:
+            allow = (*allow, *(["device"] if device else []))
+            runs = [as_begun(run, folder, device, allow) for run, folder in zip(runs, folders, strict=True)]
+        data = build.build_federation(experiment, data_folder)
+        task = build.build_task(experiment.model, data, data_folder)
+        results: list[RunResult] = []
+        try:
+            _each(list(zip(runs, algorithms, folders, strict=True)), task, data, results, console, going_on, allow)
+        except KeyboardInterrupt as stop:
+            if first:
+                _summarise(out, experiment, results, complete=False)
+            raise KeyboardInterrupt(
+                f"{stop}, with {len(results)} of {len(runs)} runs finished; "
+                f"what ran is kept in {out}: fedloom resume goes on"
+            ) from None
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            raise FedloomError(
+                f"{where}{error.strerror or error}; the last state is kept in {out}: put that right, "
+                "then fedloom resume goes on"
+            ) from error
+        if first:
+            _summarise(out, experiment, results, complete=True)
+            console.print(summary_table(results))
+            _picture(results, data, out / PICTURE, experiment.title, console)
+    console.print(f"runs: {out}", highlight=False, markup=False, soft_wrap=True)
+    for result in results:
+        if result.diverged is not None:
+            raise result.diverged
+    return results
+
+
+def _each(
+    runs: Sequence[tuple[RunSpec, Algorithm, Path]],
+    task: Task,
+    data: FederatedData,
+    results: list[RunResult],
+    console: Console,
+    going_on: bool,
+    allow: Collection[str],
+) -> None:
+    """One run after the other; `results` has those that are finished."""
     told: set[str] = set()
 
     def tell(choice: str) -> None:
@@ -106,33 +157,21 @@ def run_experiment(
             told.add(choice)
             console.print(choice, highlight=False, markup=False, soft_wrap=True)
 
-    with threads(experiment.threads), rounds_bar(console, len(runs) * experiment.rounds) as bar:
-        for index, (run, algorithm) in enumerate(zip(runs, algorithms, strict=True)):
-            folder = out if len(runs) == 1 else out / run.slug
-            seen: list[dict[str, Any]] = []
-            if restarted and (folder / SUMMARY).exists():
+    total = sum(run.experiment.rounds for run, _, _ in runs)
+    done = 0
+    with rounds_bar(console, total) as bar:
+        for run, algorithm, folder in runs:
+            rounds = run.experiment.rounds
+            if going_on and (folder / SUMMARY).exists():
                 results.append(_finished(run, folder))
-                continue
-            try:
-                result = _one(run, algorithm, task, data, folder, bar, seen, tell)
-            except KeyboardInterrupt:
-                if first:
-                    _summarise(out, experiment, results, complete=False)
-                raise KeyboardInterrupt(
-                    f"interrupted in {run.slug} after {len(seen)} of {experiment.rounds} rounds, "
-                    f"with {len(results)} of {len(runs)} runs finished; what ran is kept in {out}"
-                ) from None
-            results.append(result)
-            bar.update(bar.task_ids[0], completed=(index + 1) * experiment.rounds)
-    if first:
-        _summarise(out, experiment, results, complete=True)
-        console.print(summary_table(results))
-        _picture(results, data, out / PICTURE, experiment.title, console)
-    console.print(f"runs: {out}", highlight=False, markup=False, soft_wrap=True)
-    for result in results:
-        if result.diverged is not None:
-            raise result.diverged
-    return results
+            else:
+                try:
+                    results.append(_one(run, algorithm, task, data, folder, bar, tell, going_on, allow))
+                except KeyboardInterrupt:
+                    came = f"after {len(read_records(folder / METRICS))} of {rounds} rounds"
+                    raise KeyboardInterrupt(f"interrupted in {run.slug} {came}") from None
+            done += rounds
+            bar.update(bar.task_ids[0], completed=done)
 
 
 def _finished(run: RunSpec, folder: Path) -> RunResult:
@@ -144,19 +183,26 @@ def _finished(run: RunSpec, folder: Path) -> RunResult:
 class _Watch:
     """Sees a run begin and every round of it; ends it once the target is reached."""
 
-    def __init__(self, run: RunSpec, bar: Progress, seen: list[dict[str, Any]], tell: Callable[[str], None]) -> None:
-        self.run, self.bar, self.seen, self.tell = run, bar, seen, tell
+    def __init__(self, run: RunSpec, bar: Progress, tell: Callable[[str], None]) -> None:
+        self.run, self.bar, self.tell = run, bar, tell
 
     def begin(self, got: Mapping[str, Any]) -> None:
         threads = f"{got['threads']} thread{'s' if got['threads'] != 1 else ''}"
         stack = f" {got['chunk']} at a time" if got["executor"] == "vectorized" else ""
         how = f"{got['device']}, {got['dtype']}, {threads}, about {got['memory_mib']:,} MiB"
         self.tell(f"executor: {got['executor']}{stack}, {how}: {got['why']}")
+        if "resumed" in got:
+            self._resumed(got["resumed"]["round"], got["resumed"]["passed_over"])
         if (privacy := self.run.algorithm.privacy) is not None and privacy.seeded_noise:
             self.tell("privacy: the noise is seeded, for a test: it protects nobody, and epsilon is void")
 
+    def _resumed(self, round: int, passed_over: Sequence[str]) -> None:
+        self.bar.update(self.bar.task_ids[0], advance=round)
+        self.tell(f"{self.run.slug}: {round} rounds are kept, {self.run.experiment.rounds - round} to go")
+        for why in passed_over:  # told to those who asked for quiet as well
+            print(f"fedloom: {why}: passed over, going on after round {round}", file=sys.stderr)
+
     def __call__(self, record: dict[str, Any]) -> bool:
-        self.seen.append(record)
         accuracy, target = record.get("test_accuracy"), self.run.experiment.target
         shown = "" if accuracy is None else f"  {accuracy:.1%}"
         if "epsilon" in record:
@@ -178,27 +224,31 @@ def _one(
     data: FederatedData,
     folder: Path,
     bar: Progress,
-    seen: list[dict[str, Any]],
     tell: Callable[[str], None],
+    resume: bool,
+    allow: Collection[str],
 ) -> RunResult:
-    """One run; its records are put in `seen` as they come, and `tell` is told how it is executed."""
+    """One run; `tell` is told how it is executed."""
     from fedloom.experiments import build
     from fedloom.simulation import simulate
 
     experiment = run.experiment
     bar.update(bar.task_ids[0], description=f"{run.label}, seed {run.seed}")
     try:
-        history = simulate(
-            task,
-            data,
-            algorithm,
-            callbacks=[_Watch(run, bar, seen, tell)],
-            run_dir=folder,
-            **build.build_options(experiment, data),
-        )
+        with threads(experiment.threads):
+            history = simulate(
+                task,
+                data,
+                algorithm,
+                callbacks=[_Watch(run, bar, tell)],
+                run_dir=folder,
+                resume=resume,
+                allow=allow,
+                **build.build_options(experiment, data),
+            )
     except Diverged as error:
-        seconds = sum(record["seconds"] for record in seen)
-        return RunResult(run.label, run.seed, folder, seen, seconds, error)
+        rounds = read_records(folder / METRICS)
+        return RunResult(run.label, run.seed, folder, rounds, sum(record["seconds"] for record in rounds), error)
     return RunResult(run.label, run.seed, folder, history.rounds, history.seconds)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from fedloom.callbacks import Callback
 from fedloom.data.catalog import Shelf, options_of
+from fedloom.differences import difference
 from fedloom.documents import read_json, read_records, read_toml
 from fedloom.errors import Diverged, FedloomError
 from fedloom.experiments import build
@@ -184,8 +185,8 @@ def finished(experiment: Experiment, folder: Path) -> bool:
     config = folder / CONFIG
     if config.exists():
         there = read_toml(config)
-        if (difference := _difference(experiment.to_mapping(), there)) is not None:
-            key, expected, got = difference
+        if (found := difference(experiment.to_mapping(), there, but=_NOT_THE_NUMBERS)) is not None:
+            key, expected, got = found
             raise FedloomError(
                 f"{folder}, {key}: expected {expected!r}, got a run with {got!r}: choose another --out, or remove it"
             )
@@ -216,22 +217,6 @@ def _same(settings: Mapping[str, Any]) -> str:
     """Equal for runs that come to the same numbers."""
     kept = {name: value for name, value in settings.items() if name not in _NOT_THE_NUMBERS}
     return json.dumps(kept, sort_keys=True)
-
-
-def _difference(expected: Any, got: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """The first key that has another value, and both values."""
-    if isinstance(expected, Mapping) and isinstance(got, Mapping):
-        for key in dict.fromkeys([*expected, *got]):
-            if not path and key in _NOT_THE_NUMBERS:
-                continue
-            found = _difference(expected.get(key), got.get(key), f"{path}.{key}" if path else str(key))
-            if found is not None:
-                return found
-        return None
-    if isinstance(expected, list) and isinstance(got, list) and len(expected) == len(got):
-        pairs = enumerate(zip(expected, got, strict=True))
-        return next((found for i, pair in pairs if (found := _difference(*pair, f"{path}.{i}")) is not None), None)
-    return None if expected == got else (path, expected, got)
 
 
 def outcome(run: StudyRun, out: Path) -> Outcome:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 from rich.console import Console
 
+from fedloom import lock
 from fedloom.errors import FedloomError
 from fedloom.experiments.schema import Experiment
 from fedloom.experiments.selection import Rule
-from fedloom.experiments.tune_file import Point, TuneFile
+from fedloom.experiments.tune_file import Point, Tuned, TuneFile
 from fedloom.rundir import write_whole
 
 if TYPE_CHECKING:
@@ -179,19 +180,24 @@ def tune(
 
         require_optuna()
     rule = Rule.of(file.tune, workshop.measured(next(algorithms[0].points()).experiment))
+    lock.check(out)
     workshop.prepare(file)
-    if file.tune.search is not None:
-        from fedloom.experiments.search import search
-
-        tried = {algorithm.label: search(algorithm, file.tune.search, rule, workshop) for algorithm in algorithms}
-    else:
-        points = {algorithm.label: list(algorithm.points()) for algorithm in algorithms}
-        found = iter(workshop.try_points([point for own in points.values() for point in own]))
-        tried = {label: [next(found) for _ in own] for label, own in points.items()}
+    with lock.alone(out):
+        tried = _try(file, algorithms, rule, workshop)
     best = {algorithm.label: _best(tried[algorithm.label], rule) for algorithm in algorithms}
     outcome = tune_report.Findings(file, algorithms, tried, best, rule)
     tune_report.show(outcome, out, console)
     return best
+
+
+def _try(file: TuneFile, algorithms: Sequence[Tuned], rule: Rule, workshop: Workshop) -> dict[str, list[Tried]]:
+    if file.tune.search is not None:
+        from fedloom.experiments.search import search
+
+        return {algorithm.label: search(algorithm, file.tune.search, rule, workshop) for algorithm in algorithms}
+    points = {algorithm.label: list(algorithm.points()) for algorithm in algorithms}
+    found = iter(workshop.try_points([point for own in points.values() for point in own]))
+    return {label: [next(found) for _ in own] for label, own in points.items()}
 
 
 def _best(tried: Sequence[Tried], rule: Rule) -> Tried | None:
