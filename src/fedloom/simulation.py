@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, fields, replace
@@ -16,36 +15,30 @@ import torch
 
 from fedloom import capacity, random
 from fedloom.algorithm import Algorithm
-from fedloom.batches import Batching
 from fedloom.cadence import Cadence
 from fedloom.callbacks import Callback, begin
-from fedloom.data.federated import FederatedData, count
+from fedloom.data.federated import FederatedData
 from fedloom.determinism import deterministic as repeatable
 from fedloom.errors import Diverged, FedloomError, choose
-from fedloom.estimate import estimate_accumulator
 from fedloom.executors.auto import Choice, resolve
 from fedloom.executors.job import Job, Part, cut
-from fedloom.faults import Fault, Faults, as_faults
-from fedloom.functional import Functional
+from fedloom.faults import Fault
 from fedloom.history import History
 from fedloom.interruption import Interrupted, check, noted
 from fedloom.precision import PRECISIONS, tensor_float
-from fedloom.private_setup import under_terms, with_ledger
+from fedloom.preparation import Place, check_stackable, prepared, settings
+from fedloom.private_setup import with_ledger
 from fedloom.progress import rounds_bar
 from fedloom.ranks import Ranks, current, local_device
 from fedloom.records import Records
 from fedloom.resumption import newest
 from fedloom.rundir import CONFIG, enter
-from fedloom.sampling import Sampler, as_sampler, cohort_size
+from fedloom.sampling import Sampler, cohort_size
 from fedloom.server_graphs import ServerGraphs
 from fedloom.system import System
 from fedloom.task import Task
 from fedloom.trial import Round, Setup, Trial
 from fedloom.types import Params
-
-EVALUATIONS = ("test", "train", "clients", "validation")
-CHEAP = 1000
-"""A test set of this many rows is evaluated every round: one batch, whatever the training costs."""
 
 
 def simulate(
@@ -214,9 +207,9 @@ def _run_all(runs: Sequence[dict[str, Any]], how: _How) -> list[History]:
     target = local_device(_device(how.device))
     ranks = current(target)
     resume = how.resume or ranks.restarted
-    place = _Place(target, how.dtype)
-    setups = [_setup(given, place) for given in runs]
-    _check_stackable(setups)
+    place = Place(target, how.dtype)
+    setups = [prepared(given, place) for given in runs]
+    check_stackable(setups)
     first = setups[0]
     size = sum(
         max(cohort_size(setup.cohort, setup.data.population, t, setup.most) for t in (0, setup.rounds - 1))
@@ -241,7 +234,7 @@ def _run_all(runs: Sequence[dict[str, Any]], how: _How) -> list[History]:
                 names=setup.functional.names,
                 resolved={**_resolved(job, choice, target, how.precision, ranks), **setup.recorded},
             )
-            config = _config(given, setup) if given["config"] is None else given["config"]
+            config = settings(given, setup) if given["config"] is None else given["config"]
             if given["run_dir"] is not None and ranks.first:
                 entered.enter_context(enter(Path(given["run_dir"]), resume=resume))
             trials.append(_trial(setup, history, given, config, resume, how.allow, len(runs) == 1))
@@ -356,117 +349,6 @@ def _stacks(job: Job, parts: Sequence[Sequence[Part]]) -> Iterator[list[Part]]:
             yield stack
 
 
-class _Place:
-    """Where data and model go; rows that several partitions share are moved once."""
-
-    def __init__(self, device: torch.device, dtype: torch.dtype | None) -> None:
-        self.device, self.dtype = device, dtype
-        self.moved: list[tuple[FederatedData, FederatedData]] = []
-        self.flipped: list[tuple[FederatedData, list[int], FederatedData]] = []
-
-    def put(self, data: FederatedData) -> FederatedData:
-        for before, after in self.moved:
-            if data is before:
-                return after
-            if data.x is before.x and data.y is before.y and data.test is before.test:
-                rest = replace(data, x=after.x, y=after.y, test=after.test)
-                return replace(rest, indices=data.indices.to(self.device), offsets=data.offsets.to(self.device))
-        self.moved.append((data, data.to(self.device, self.dtype)))
-        return self.moved[-1][1]
-
-    def poisoned(self, data: FederatedData, faults: Faults) -> FederatedData:
-        """What clients train on; runs with the same hostile clients share it."""
-        clients = faults.of("label_flip").tolist()
-        for before, flipped, after in self.flipped:
-            if before is data and flipped == clients:
-                return after
-        self.flipped.append((data, clients, faults.poisoned(data)))
-        return self.flipped[-1][2]
-
-
-def _setup(given: Mapping[str, Any], place: _Place) -> Setup:
-    """What one run is given, checked, with its data and its model on the device."""
-    task, data, algorithm, rounds = (given[name] for name in ("task", "data", "algorithm", "rounds"))
-    _check_kinds(task=(task, Task), data=(data, FederatedData), algorithm=(algorithm, Algorithm))
-    batching = Batching(*(given[name] for name in ("epochs", "steps", "batch_size", "drop_last")))
-    every = given["eval_every"]
-    _check_counts(rounds=rounds, eval_every=1 if every is None else every)
-    seed, draw_seed = given["seed"], given["sampling_seed"]
-    who = as_sampler(given["sampler"])
-    for name in given["evaluate_on"]:
-        if name not in EVALUATIONS:
-            raise choose("evaluate_on", name, EVALUATIONS)
-    capacity.check_model(task, data, place.device, place.dtype)
-    cohort, system, data = given["cohort"], given["system"] or System(), place.put(data)
-    faults, min_reports = as_faults(given["faults"]), given["min_reports"]
-    if algorithm.work.pooled:
-        cohort, who, system, data, faults, min_reports = 1, as_sampler("uniform"), System(), data.pooled, (), 1
-    most = math.inf if who.each_draw_counts else data.population
-    size = max(cohort_size(cohort, data.population, t, most) for t in (0, rounds - 1))
-    _check_arrivals(faults, min_reports, system, size)
-    used, _ = batching.counts(data.sizes)
-    if not bool((used > 0).any()):
-        largest = int(data.sizes.max())
-        raise FedloomError(
-            f"drop_last: expected a client with a whole batch of {batching.batch_size}, the largest has {largest}"
-        )
-    functional = Functional.of(task, seed, place.device, place.dtype)
-    functional = replace(functional, metrics=task.metrics, augment=data.augment)
-    if given["params"] is not None:
-        functional = functional.starting_from(given["params"])
-    recorded: dict[str, Any] = {}
-    if algorithm.server.resolve is not None:
-        estimate = estimate_accumulator(task, data, functional.leaves, seed, batch_size=batching.batch_size)
-        recorded["initial_accumulator"] = estimate
-        algorithm = replace(algorithm, server=algorithm.server.resolve(estimate))
-    draw_seed = seed if draw_seed is None else draw_seed
-    wrong = Faults(faults, draw_seed, data.population)
-    setup = Setup(
-        task=task,
-        data=data,
-        algorithm=algorithm,
-        functional=functional,
-        batching=batching,
-        rounds=rounds,
-        cohort=cohort,
-        seed=seed,
-        draw_seed=draw_seed,
-        sampler=who,
-        system=system,
-        every=every or _rarely(data, batching, size, given["evaluate_on"]),
-        evaluate_on=given["evaluate_on"],
-        alignment=given["alignment"],
-        callbacks=tuple(given["callbacks"]),
-        recorded=recorded,
-        faults=wrong,
-        trained_on=place.poisoned(data, wrong),
-        min_reports=min_reports,
-    )
-    return under_terms(setup)
-
-
-def _check_stackable(setups: Sequence[Setup]) -> None:
-    """Runs in one stack have the same rows, and clients that differ in their rates alone."""
-    first = setups[0]
-    expected = client_work(first.algorithm)
-    for number, setup in enumerate(setups[1:], start=1):
-        if setup.data.x is not first.data.x or setup.trained_on.y is not first.trained_on.y:
-            raise FedloomError(f"simulate_trials trial {number}: expected the rows of trial 0's data, got others")
-        if (got := client_work(setup.algorithm)) != expected:
-            raise FedloomError(
-                f"simulate_trials trial {number}: expected clients that differ from trial 0's in their rate alone, "
-                f"{expected}; got {got}: run it by itself"
-            )
-
-
-def client_work(algorithm: Algorithm) -> str:
-    """What clients do, up to the learning rate: names show every setting of a part."""
-    client = repr(algorithm.client)
-    if algorithm.client.rates is not None:
-        client = client.replace(f"scale({algorithm.client.rates})", "scale(rate)")
-    return f"{algorithm.work!r}, {client}, {algorithm.memory!r}"
-
-
 def _resolved(job: Job, choice: Choice, target: torch.device, precision: str, ranks: Ranks) -> dict[str, Any]:
     return {
         "executor": choice.executor,
@@ -481,53 +363,6 @@ def _resolved(job: Job, choice: Choice, target: torch.device, precision: str, ra
         "precision": precision,
         "memory_mib": round((choice.memory + job.data.nbytes) / 2**20),  # an estimate
     }
-
-
-def _config(given: Mapping[str, Any], setup: Setup) -> dict[str, Any]:
-    cohort = given["cohort"]
-    kept = ("rounds", "epochs", "steps", "batch_size", "drop_last", "seed", "sampling_seed", "eval_every", "alignment")
-    return {
-        "algorithm": repr(setup.algorithm),
-        "cohort": cohort if isinstance(cohort, int | float) else repr(cohort),
-        **{name: given[name] for name in kept},
-        "sampler": setup.sampler.name,
-        "evaluate_on": list(setup.evaluate_on),
-        "system": vars(setup.system),
-        "faults": [vars(fault) for fault in as_faults(given["faults"])],
-        "min_reports": setup.min_reports,
-    }
-
-
-def _rarely(data: FederatedData, batching: Batching, size: int, on: Sequence[str]) -> int:
-    """How many rounds lie between evaluations: a round's training on a row costs about three forward passes."""
-    tested = 0 if data.test is None or tuple(on) == ("validation",) else count(data.test[1])
-    if "validation" in on and data.held_out is not None:
-        tested += data.held_out.numel()
-    if tested <= CHEAP:
-        return 1
-    trained = 3 * size * max(1.0, float(batching.rows(data.examples.cpu()).double().mean()))
-    return max(1, math.ceil(tested / (0.1 * trained)))
-
-
-def _check_counts(**counts: Any) -> None:
-    for name, value in counts.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise FedloomError(f"{name}: expected a whole number of at least 1, got {value!r}")
-
-
-def _check_arrivals(faults: Sequence[Fault], min_reports: int, system: System, cohort: int) -> None:
-    if any(fault.kind == "lateness" for fault in faults) and not system.needs_clock:
-        raise FedloomError("lateness: expected something to be late for: set a deadline or over_selection, got neither")
-    _check_counts(min_reports=min_reports)
-    if min_reports > cohort:
-        raise FedloomError(f"min_reports: expected at most the cohort, {cohort}, got {min_reports}")
-
-
-def _check_kinds(**given: tuple[Any, type]) -> None:
-    for name, (value, kind) in given.items():
-        if not isinstance(value, kind):
-            hint = ": call it" if callable(value) and not isinstance(value, torch.nn.Module) else ""
-            raise FedloomError(f"simulate {name}: expected a {kind.__name__}, got {value!r}{hint}")
 
 
 def _device(device: str | torch.device | None) -> torch.device:

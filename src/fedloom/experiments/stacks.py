@@ -20,8 +20,9 @@ from fedloom.experiments.runner import threads
 from fedloom.experiments.schema import Experiment
 from fedloom.experiments.study import StudyRun
 from fedloom.history import History
+from fedloom.preparation import client_work
 from fedloom.rundir import CHECKPOINTS, CONFIG, METRICS, SUMMARY, RunDirectory
-from fedloom.simulation import client_work, simulate_trials
+from fedloom.simulation import simulate_trials
 
 MOST = 32
 """Runs in one stack: their models, optimizer states and batches share the device's memory."""
