@@ -13,7 +13,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from fedloom.report.palette import FAINT, INK, LINES
-from fedloom.report.plots import STYLE
+from fedloom.report.plots import STYLE, write_png
 
 _FORM = FuncFormatter(lambda value, _: f"{value:,.10g}")
 
@@ -33,7 +33,7 @@ def growth_picture(found: Mapping[str, Any], path: str | PathLike[str]) -> None:
         right.set_ylim(bottom=0)
         for axes in (left, right):
             axes.yaxis.set_major_formatter(_FORM)
-        figure.savefig(path, format="png")
+        write_png(figure, path)
 
 
 def _panel(axes: Axes, found: Mapping[str, Any], title: str, series: Mapping[str, str]) -> None:

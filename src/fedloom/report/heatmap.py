@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from fedloom.report.palette import INK
-from fedloom.report.plots import STYLE, Floats
+from fedloom.report.plots import STYLE, Floats, write_png
 
 Pair = tuple[float, float]
 """(client rate, server rate)."""
@@ -55,7 +55,7 @@ def heat_map(
             _frame(axes, clients.index(best[0]), servers.index(best[1]))
         bar = figure.colorbar(image, ax=axes, pad=0.02, format=lambda value, _: _figure(value, percent))
         bar.outline.set_visible(False)
-        figure.savefig(path, format="png")
+        write_png(figure, path)
 
 
 def _norm(values: Floats, lower: bool) -> Normalize:

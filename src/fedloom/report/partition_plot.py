@@ -18,7 +18,7 @@ from fedloom.data.federated import FederatedData
 from fedloom.data.skew import label_counts, label_skew
 from fedloom.report.palette import FAINT, INK, MIX
 from fedloom.report.partition_map import SHOWN, spread_out
-from fedloom.report.plots import STYLE, label_legend
+from fedloom.report.plots import STYLE, label_legend, write_png
 
 Counts = npt.NDArray[np.int64]
 _BAR, _MUTED = "#0072B2", "#555555"
@@ -40,7 +40,7 @@ def partition_picture(data: FederatedData, path: str | PathLike[str], title: str
             _histogram(figure.add_subplot(grid[0, 1]), sizes, "How large the clients are", "training examples")
             distinct = label_skew(counts).distinct
             _histogram(figure.add_subplot(grid[1, 1]), distinct, "How many labels they have", "distinct labels")
-        figure.savefig(path, format="png")
+        write_png(figure, path)
 
 
 def partition_panels(partitions: Mapping[str, FederatedData], path: str | PathLike[str], title: str) -> None:
@@ -56,7 +56,7 @@ def partition_panels(partitions: Mapping[str, FederatedData], path: str | PathLi
             _mix(upper, counts, most=30, legend=False)
             upper.set_title(name)
             _histogram(lower, label_skew(counts).distinct, "", "distinct labels")
-        figure.savefig(path, format="png")
+        write_png(figure, path)
 
 
 def _mix(axes: Axes, counts: Counts, most: int = SHOWN, legend: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
@@ -41,6 +42,13 @@ STYLE: dict[Any, Any] = {
 }
 
 
+def write_png(figure: Figure, path: str | PathLike[str]) -> None:
+    """Letters that the font does not have, of a label in Chinese say, are drawn as boxes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
+        figure.savefig(path, format="png")
+
+
 def learning_curves_and_mix(
     results: Mapping[str, Sequence[Rounds]], data: FederatedData, path: str | PathLike[str], title: str | None = None
 ) -> None:
@@ -56,7 +64,7 @@ def learning_curves_and_mix(
             figure.suptitle(title, x=0.015, ha="left", fontsize=18, color=INK)
         _curves(left, results)
         _mix(right, data)
-        figure.savefig(path, format="png")
+        write_png(figure, path)
 
 
 def _curves(axes: Axes, results: Mapping[str, Sequence[Rounds]]) -> None:

@@ -24,7 +24,7 @@ from fedloom.experiments.results import Key, Result, key, without
 from fedloom.experiments.study import Study
 from fedloom.experiments.study_sections import MEASURE, Cell, FigureSection, Measure
 from fedloom.report.palette import FAINT, INK, LINES
-from fedloom.report.plots import DASHES, STYLE, Floats
+from fedloom.report.plots import DASHES, STYLE, Floats, write_png
 
 SMALL: dict[Any, Any] = {**STYLE, "font.size": 11, "axes.titlesize": 12, "axes.titlepad": 8}
 Curves = Sequence[tuple[Cell, Sequence[Outcome]]]
@@ -84,7 +84,7 @@ def study_figure(
             figure.legend(
                 handles=handles, loc="outside lower left", ncols=across, frameon=False, title=names, alignment="left"
             )
-        figure.savefig(path, format="png")
+        write_png(figure, path)
     return True
 
 
