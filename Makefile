@@ -3,12 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help quickstart test slow lint types clean
+.PHONY: help quickstart test slow lint types docs wheel clean
 
 help:
 	@echo "make quickstart   five algorithms on digits: a table and a picture under runs/"
 	@echo "make test         the tests; make slow: those that take longer"
 	@echo "make lint types   what continuous integration checks beside them"
+	@echo "make docs         the documentation as a site, in site/index.html"
+	@echo "make wheel        the wheel, installed in an empty environment and tried there"
 	@echo "make clean        remove caches and build products (not .venv, not runs/)"
 
 $(READY): pyproject.toml constraints.txt
@@ -34,6 +36,13 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]' -c constraints.txt
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+wheel: $(READY)
+	$(BIN)/python benchmarks/wheel.py
+
 clean:
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -58,7 +58,9 @@ def test_every_link_leads_somewhere() -> None:
 def test_a_broken_link_is_named(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "one.md").write_text("# One\n\n[two](two.md) [here](#one) [there](#nowhere) [far](../x.py)\n")
-    (tmp_path / "README.md").write_text("[one](docs/one.md#one) [no](docs/one.md#two)\n\n```\n[code](is-left.md)\n```\n")
+    (tmp_path / "README.md").write_text(
+        "[one](docs/one.md#one) [no](docs/one.md#two)\n\n```\n[code](is-left.md)\n```\n"
+    )
     assert links.broken(tmp_path) == [
         "README.md: docs/one.md#two: no such heading",
         "docs/one.md: two.md: no such file",
@@ -74,8 +76,8 @@ def test_the_pages_of_algorithms_are_up_to_date() -> None:
 
 def test_the_commands_on_the_pages_of_algorithms_are_right() -> None:
     for name, page in algorithm_pages.pages().items():
-        for command in re.findall(r"^fedloom run quickstart .*$", page, re.MULTILINE):
-            settings = shlex.split(command)[3:]
+        for command in re.findall(r"^fedloom run quickstart .*\\\n.*$", page, re.MULTILINE):
+            settings = shlex.split(command.replace("\\\n", ""))[3:]
             assert settings[::2] == ["--set"] * (len(settings) // 2)
             [algorithm] = read(find("quickstart"), settings[1::2]).algorithms
             assert (algorithm.glad is True) if name == "fedglad.md" else (f"{algorithm.name}.md" == name)

@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT / "results"))
 import summarise  # noqa: E402
 
 OUT = ROOT / "docs" / "algorithms"
+WIDE = 80
 HEAD = "<!-- Written by docs/tools/algorithm_pages.py. -->\n"
 
 
@@ -52,7 +53,10 @@ def _page(name: str, about: dict[str, Any]) -> str:
         lines += [f"{about['paper']}. [{about['url'].removeprefix('https://')}]({about['url']})", ""]
     lines += ["## The rule", "", "```", about["rule"].strip("\n"), "```", ""]
     if name != "central":
-        lines += ["x is the global model, g = Σ_k p_k (x − y_k) the pseudo-gradient, S the cohort, N the number of all clients.", ""]
+        lines += [
+            "x is the global model, g = Σ_k p_k (x − y_k) the pseudo-gradient, S the cohort, N the number of all clients.",
+            "",
+        ]
     lines += [line for note in about["notes"] for line in (note, "")]
     lines += ["## How to call it", "", "```python", _signature(name), "```", "", *_options(name)]
     lines += ["From the command line, on embedded data:", "", "```", _command(name, about["settings"]), "```", ""]
@@ -67,7 +71,8 @@ def _signature(name: str) -> str:
         for each in signature.parameters.values()
         if each.kind is not inspect.Parameter.VAR_KEYWORD
     ]
-    return f"fl.{name}{inspect.Signature(shown)}"
+    line = f"fl.{name}{inspect.Signature(shown)}"
+    return line if len(line) <= WIDE else line.replace("(", "(\n    ", 1).replace(", *,", ",\n    *,")[:-1] + ",\n)"
 
 
 def _options(name: str) -> list[str]:
@@ -80,14 +85,19 @@ def _options(name: str) -> list[str]:
 
 def _command(name: str, given: str) -> str:
     table = given if given.startswith("name") else f'name = "{name}", {given}'
-    return f"fedloom run quickstart --set 'seeds=[0]' --set 'algorithms=[{{{table}}}]'"
+    return f"fedloom run quickstart --set 'seeds=[0]' \\\n  --set 'algorithms=[{{{table}}}]'"
 
 
 def _conflicts(ids: list[str]) -> list[str]:
     known = tomllib.loads((files("fedloom.experiments") / "conflicts.toml").read_text(encoding="utf-8"))
     if not ids:
         return []
-    lines = ["## Where papers and code disagree", "", "| | the paper | code and later texts | here |", "|---|---|---|---|"]
+    lines = [
+        "## Where papers and code disagree",
+        "",
+        "| | the paper | code and later texts | here |",
+        "|---|---|---|---|",
+    ]
     for each in ids:
         row = [known[each].get(key, "") for key in ("conflict", "code", "reading")]
         lines.append(f"| {each} | " + " | ".join(_cell(text) for text in row) + " |")

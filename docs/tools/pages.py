@@ -22,7 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FENCE = re.compile(r'^```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<code>.*?)^```\n', re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r'^```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<code>.*?)^```\n', re.MULTILINE | re.DOTALL
+)
 PRINTED = re.compile(r"\n```text\n(?P<printed>.*?)^```\n", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d[\d,]*(\.\d+)?(e[+-]?\d+)?")
 PICTURE = re.compile(r"!\[[^\]]*\]\((?P<file>[\w.-]+\.png)\)")
