@@ -41,7 +41,11 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 wheel: $(READY)
-	$(BIN)/python benchmarks/wheel.py
+	rm -rf dist build/wheel
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv build/wheel
+	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl -c constraints.txt
+	cd build && rm -rf tried && wheel/bin/fedloom run quickstart --set rounds=3 --set 'seeds=[0]' --out tried
 
 clean:
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site

@@ -1,11 +1,13 @@
-"""The documentation: its code runs and prints what it says, its links lead somewhere, what is generated is up to date."""
+"""The documentation: its code runs and prints what it says, its links lead somewhere, what is generated is fresh."""
 
 from __future__ import annotations
 
+import doctest
 import re
 import shlex
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import matplotlib
 import pytest
@@ -23,7 +25,7 @@ import pages  # noqa: E402
 
 matplotlib.use("agg")
 
-SLOW = {"many-gpus"}  # starts processes of its own
+SLOW = {"many-gpus", "read-a-run"}  # they start processes of their own
 NEEDS = {"huggingface": ["transformers", "datasets", "torchmetrics", "flwr_datasets"]}
 RUN = [DOCS / "tutorial.md", *sorted((DOCS / "howto").glob("*.md"))]
 
@@ -49,6 +51,12 @@ def test_a_page_that_prints_something_else_is_noticed(tmp_path: Path) -> None:
     assert pages.shape(block.printed) != pages.shape(block.said)
     pages.write(page)
     assert "```text\nrounds: 3\n```\n" in page.read_text()
+
+
+@pytest.mark.parametrize("module", [pages, links, algorithm_pages], ids=lambda module: module.__name__)
+def test_the_tools_do_what_their_examples_say(module: ModuleType) -> None:
+    tried = doctest.testmod(module)
+    assert tried.attempted and not tried.failed
 
 
 def test_every_link_leads_somewhere() -> None:
@@ -80,7 +88,7 @@ def test_the_commands_on_the_pages_of_algorithms_are_right() -> None:
             settings = shlex.split(command.replace("\\\n", ""))[3:]
             assert settings[::2] == ["--set"] * (len(settings) // 2)
             [algorithm] = read(find("quickstart"), settings[1::2]).algorithms
-            assert (algorithm.glad is True) if name == "fedglad.md" else (f"{algorithm.name}.md" == name)
+            assert ("fedglad.md" if algorithm.glad else f"{algorithm.name}.md") == name
 
 
 def test_every_algorithm_has_a_page() -> None:

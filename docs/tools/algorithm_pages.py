@@ -29,6 +29,7 @@ import summarise  # noqa: E402
 
 OUT = ROOT / "docs" / "algorithms"
 WIDE = 80
+SYMBOLS = "x is the global model, g = Σ_k p_k (x − y_k) the pseudo-gradient, S the cohort, N the number of clients."
 HEAD = "<!-- Written by docs/tools/algorithm_pages.py. -->\n"
 
 
@@ -53,10 +54,7 @@ def _page(name: str, about: dict[str, Any]) -> str:
         lines += [f"{about['paper']}. [{about['url'].removeprefix('https://')}]({about['url']})", ""]
     lines += ["## The rule", "", "```", about["rule"].strip("\n"), "```", ""]
     if name != "central":
-        lines += [
-            "x is the global model, g = Σ_k p_k (x − y_k) the pseudo-gradient, S the cohort, N the number of all clients.",
-            "",
-        ]
+        lines += [SYMBOLS, ""]
     lines += [line for note in about["notes"] for line in (note, "")]
     lines += ["## How to call it", "", "```python", _signature(name), "```", "", *_options(name)]
     lines += ["From the command line, on embedded data:", "", "```", _command(name, about["settings"]), "```", ""]

@@ -1,7 +1,6 @@
 """Links between our own Markdown files: `python docs/tools/links.py` names those that lead nowhere.
 
-Relative links and anchors are looked at, in README, CONTRIBUTING, CHANGELOG and everything under docs/; addresses on the
-network are not.
+Relative links and anchors are looked at, in the Markdown at the top and under docs/; addresses on the network are not.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """Links, from the repository's places to the site's."""
     back = {target: source for source, target in MOVED.items()}
     here = page.file.src_uri
-    folder = Path(back[here] if here in back else f"docs/{here}").parent
+    folder = Path(back.get(here, f"docs/{here}")).parent
 
     def moved(link: re.Match[str]) -> str:
         place = os.path.normpath(folder / link["file"])

@@ -13,8 +13,9 @@ from typing import Any
 from fedloom.errors import FedloomError, choose
 from fedloom.experiments.study import is_study
 
-NOT_EXPERIMENTS = ("published.toml", "conflicts.toml")
-"""Files of numbers and words that stand beside the studies."""
+TEMPLATE = "template.toml"
+NOT_EXPERIMENTS = ("published.toml", "conflicts.toml", TEMPLATE)
+"""Files of numbers and words that stand beside the studies, and what `fedloom new` writes."""
 
 
 def experiments() -> dict[str, Traversable]:
