@@ -69,7 +69,7 @@ def _signature(name: str) -> str:
         for each in signature.parameters.values()
         if each.kind is not inspect.Parameter.VAR_KEYWORD
     ]
-    line = f"fl.{name}{inspect.Signature(shown)}"
+    line = f"fl.{name}{inspect.Signature(shown)}".replace("'", '"')
     return line if len(line) <= WIDE else line.replace("(", "(\n    ", 1).replace(", *,", ",\n    *,")[:-1] + ",\n)"
 
 
