@@ -61,7 +61,7 @@ def _section(result: dict[str, Any]) -> str:
 def _table(result: dict[str, Any]) -> list[str]:
     published = {_key(cell): cell for cell in result["published"]}
     axes = list(dict.fromkeys(axis for cell in result["measured"] for axis in cell["cell"]))
-    several = len({cell.get("measure") for cell in result["measured"]}) > 1
+    several = "measure" not in axes and len({cell.get("measure") for cell in result["measured"]}) > 1
     head = [*axes, *(["measure"] if several else []), "measured", "published", "match"]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for cell in result["measured"]:

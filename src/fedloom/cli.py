@@ -28,7 +28,6 @@ MISTAKE, DAMAGED, DIVERGED, INTERRUPTED = 2, 3, 4, 130
 
 app = typer.Typer(
     name="fedloom",
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -53,7 +52,8 @@ def _top(
     \b
     fedloom run quickstart                     five algorithms on digits, a table and a picture
     fedloom run quickstart --set rounds=20     the same with a key changed
-    fedloom run my.toml --out runs/mine        your own experiment
+    fedloom new my                             writes my.toml, an experiment of your own to edit
+    fedloom run my.toml --out runs/mine        runs it
     fedloom reproduce fedadp-table1            a paper's table, measured beside published
     fedloom tune my.toml                       the best learning rates for it
     fedloom resume runs/quickstart             goes on where it stopped
@@ -66,9 +66,37 @@ def _top(
 
 
 @app.command()
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The experiment's name; the file is NAME.toml.")],
+) -> None:
+    """Write an experiment file to edit: complete, with a remark on every setting; it runs as it is.
+
+    \b
+    fedloom new my-experiment
+    fedloom run my-experiment.toml
+    """
+    from fedloom.experiments.new import write_new
+
+    path = write_new(name)
+    typer.echo(f"written: {path}; edit it, then: fedloom run {path}")
+
+
+def _ids() -> list[str]:
+    """What the shell completes an experiment's id to."""
+    from fedloom.experiments.registry import experiments
+
+    return list(experiments())
+
+
+@app.command()
 def run(
     experiment: Annotated[
-        str, typer.Argument(metavar="EXPERIMENT", help="An experiment's id (see `fedloom list`), or a TOML file.")
+        str,
+        typer.Argument(
+            metavar="EXPERIMENT",
+            help="An experiment's id (see `fedloom list`), or a TOML file.",
+            autocompletion=_ids,
+        ),
     ],
     settings: Annotated[
         list[str] | None,
@@ -160,7 +188,11 @@ def _run(wanted: Experiment, out: Path, data: Path | None, quiet: bool, **going_
 def reproduce(
     study: Annotated[
         str,
-        typer.Argument(metavar="ID", help="A paper's table or figure (see `fedloom list`), or a study's TOML file."),
+        typer.Argument(
+            metavar="ID",
+            help="A paper's table or figure (see `fedloom list`), or a study's TOML file.",
+            autocompletion=_ids,
+        ),
     ],
     scale: Annotated[
         str | None, typer.Option(help="smoke (minutes on two cores), short, or full, which it is unless given.")

@@ -16,7 +16,7 @@ from fedloom.data import places
 from fedloom.data.releases import RELEASES, Download
 from fedloom.errors import FedloomError, choose
 
-app = typer.Typer(name="data", help="Data sets: list, get, check, show.", add_completion=False)
+app = typer.Typer(name="data", add_completion=False)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set's name, such as mnist.")]
 Folder = Annotated[Path | None, typer.Option("--data", help="Where data sets are; $FEDLOOM_DATA unless given.")]

@@ -14,8 +14,9 @@ from fedloom.experiments.schema import text_of
 from fedloom.experiments.study import is_study
 from fedloom.toml_text import parse
 
-NOT_EXPERIMENTS = ("published.toml", "conflicts.toml")
-"""Files of numbers and words that stand beside the studies."""
+TEMPLATE = "template.toml"
+NOT_EXPERIMENTS = ("published.toml", "conflicts.toml", TEMPLATE)
+"""Files of numbers and words that stand beside the studies, and what `fedloom new` writes."""
 
 
 LONGEST = 4096
