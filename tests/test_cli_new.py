@@ -82,5 +82,5 @@ def test_the_shell_completes_commands_and_experiments() -> None:
         done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
         return done.stdout
 
-    assert completed("fedloom re").split() == ["reproduce", "report"]
+    assert completed("fedloom re").split() == ["resume", "reproduce", "report"]
     assert completed("fedloom run quick").split() == ["quickstart"]

@@ -88,7 +88,8 @@ def test_the_commands_on_the_pages_of_algorithms_are_right() -> None:
             settings = shlex.split(command.replace("\\\n", ""))[3:]
             assert settings[::2] == ["--set"] * (len(settings) // 2)
             [algorithm] = read(find("quickstart"), settings[1::2]).algorithms
-            assert ("fedglad.md" if algorithm.glad else f"{algorithm.name}.md") == name
+            around = "fedglad" if algorithm.glad else "private" if algorithm.privacy else algorithm.name
+            assert f"{around}.md" == name
 
 
 def test_every_algorithm_has_a_page() -> None:

@@ -57,7 +57,14 @@ def _page(name: str, about: dict[str, Any]) -> str:
         lines += [SYMBOLS, ""]
     lines += [line for note in about["notes"] for line in (note, "")]
     lines += ["## How to call it", "", "```python", _signature(name), "```", "", *_options(name)]
-    lines += ["From the command line, on embedded data:", "", "```", _command(name, about["settings"]), "```", ""]
+    lines += [
+        "From the command line, on embedded data:",
+        "",
+        "```",
+        _command(name, about["settings"], about.get("also", [])),
+        "```",
+        "",
+    ]
     lines += [*_conflicts(about["conflicts"]), "## Measured against published", "", *_results(name), HEAD]
     return "\n".join(lines)
 
@@ -81,9 +88,10 @@ def _options(name: str) -> list[str]:
     return [f"And what all take: {named}. Rates are numbers or `fl.schedule.*`.", ""]
 
 
-def _command(name: str, given: str) -> str:
+def _command(name: str, given: str, also: list[str]) -> str:
     table = given if given.startswith("name") else f'name = "{name}", {given}'
-    return f"fedloom run quickstart --set 'seeds=[0]' \\\n  --set 'algorithms=[{{{table}}}]'"
+    first = " ".join(f"--set '{each}'" for each in ["seeds=[0]", *also])
+    return f"fedloom run quickstart {first} \\\n  --set 'algorithms=[{{{table}}}]'"
 
 
 def _conflicts(ids: list[str]) -> list[str]:

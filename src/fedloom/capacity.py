@@ -37,8 +37,8 @@ def check_training(estimate: int, rows: float, row_bytes: int, device: torch.dev
 def rows_kept(population: int, cohort: int, rounds: int) -> float:
     """How many clients have been seen at the end, on average, where cohorts are drawn uniformly.
 
-    >>> rows_kept(100, 10, 1), round(rows_kept(100, 10, 1000))
-    (10.0, 100)
+    >>> round(rows_kept(100, 10, 1)), round(rows_kept(100, 10, 1000))
+    (10, 100)
     """
     return population * (1 - (1 - min(1.0, cohort / population)) ** rounds)
 

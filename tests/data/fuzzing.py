@@ -6,7 +6,6 @@ what is wrong in a `FedloomError`; anything else is a mistake in it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import struct
@@ -66,9 +65,11 @@ def state_tensors(folder: Path) -> tuple[Path, Read]:
     checkpoint.save(folder / "round-000003", STATE)
 
     def read(path: Path) -> object:
-        document = json.loads((path.parent / checkpoint.SKELETON).read_text())
-        document["sha256"]["tensors"] = hashlib.sha256(path.read_bytes()).hexdigest()
-        (path.parent / checkpoint.SKELETON).write_text(json.dumps(document))
+        skeleton = path.parent / checkpoint.SKELETON
+        document = json.loads(skeleton.read_text()) | {"tensors": checkpoint._digest(path.read_bytes())}
+        told = {name: document[name] for name in ("tensors", "skeleton", "notes")}
+        document["sha256"] = checkpoint._digest(checkpoint._strict(told))
+        skeleton.write_bytes(checkpoint._strict(document))
         return checkpoint.load(path.parent)
 
     return folder / "round-000003" / checkpoint.TENSORS, read

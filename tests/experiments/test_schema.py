@@ -300,7 +300,8 @@ MISTAKES = {
     "device=gpu": "device: expected 'cpu', 'cuda', 'cuda:0', 'mps' or 'xpu', got 'gpu'",
     "drop_last=yes": "drop_last: expected true or false, got 'yes'",
     "target=1.5": "target: expected a test accuracy above 0 and up to 1, got 1.5",
-    "name=a/b": "name: expected a name of letters, digits, '.', '_' and '-', that a folder can have: 100 of them",
+    "name=a/b": "name: expected a name of letters, digits, '.', '_' and '-', that a folder can have: 100 of them "
+    "at most, got 'a/b'",
     "data=3": "data: expected a table, got 3",
     "data=": "data: expected a [data] table with name, partition and clients, got nothing",
     "data.name=digit": "data.name: expected one of … got 'digit': did you mean 'digits'?",

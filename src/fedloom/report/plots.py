@@ -43,8 +43,9 @@ STYLE: dict[Any, Any] = {
 
 
 def write_png(figure: Figure, path: str | PathLike[str]) -> None:
-    """Letters that the font does not have, of a label in Chinese say, are drawn as boxes."""
+    """Letters that the font does not have, of a label in Chinese say, are drawn as boxes; long labels leave no room."""
     with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
         figure.savefig(path, format="png")
 
