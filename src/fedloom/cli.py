@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -16,7 +16,7 @@ from fedloom.errors import Damaged, Diverged, FedloomError, choose
 from fedloom.launched import by_torchrun
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from importlib.resources.abc import Traversable
 
     from rich.console import Console
@@ -25,6 +25,17 @@ if TYPE_CHECKING:
     from fedloom.experiments.study import Study
 
 MISTAKE, DAMAGED, DIVERGED, INTERRUPTED = 2, 3, 4, 130
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a key, such as rounds=20; an empty value takes it out."),
+]
+Executor = Annotated[str | None, typer.Option(help="auto, loop or vectorized.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0, mps, ...")]
+Deterministic = Annotated[bool, typer.Option("--deterministic", help="The same bits from run to run on a GPU too.")]
+Data = Annotated[Path | None, typer.Option(help="Where data sets are looked for.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 app = typer.Typer(
     name="fedloom",
@@ -98,22 +109,17 @@ def run(
             autocompletion=_ids,
         ),
     ],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Set a key, such as rounds=20; an empty value takes it out."),
-    ] = None,
+    settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; runs/NAME unless given.")] = None,
-    executor: Annotated[str | None, typer.Option(help="auto, loop or vectorized.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0, mps, ...")] = None,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="The same bits from run to run on a GPU too.")
-    ] = False,
-    data: Annotated[Path | None, typer.Option(help="Where data sets are looked for.")] = None,
+    executor: Executor = None,
+    device: Device = None,
+    deterministic: Deterministic = False,
+    data: Data = None,
     seeded_noise: Annotated[
         bool,
         typer.Option("--seeded-noise", help="For tests of private runs: noise that repeats itself. Epsilon is void."),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run an experiment: every algorithm with every seed, then a table and a picture.
 
@@ -129,9 +135,7 @@ def run(
     from fedloom.experiments.schema import read
     from fedloom.experiments.study import is_study, read_study
 
-    overrides = list(settings or [])
-    overrides += [f"{key}={value}" for key, value in (("executor", executor), ("device", device)) if value is not None]
-    overrides += ["deterministic=true"] if deterministic else []
+    overrides = _overrides(settings, deterministic, executor=executor, device=device)
     file = find(experiment)
     if is_study(contents(file)):
         if seeded_noise:
@@ -155,8 +159,8 @@ def resume(
         typer.Option("--allow", metavar="KEY", help="Go on although this differs from when it began, such as rounds."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0, mps, ...; as before unless given.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Where data sets are looked for.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    data: Data = None,
+    quiet: Quiet = False,
 ) -> None:
     """Go on where a run stopped, to the same bits; of several, with all that are not finished.
 
@@ -173,13 +177,20 @@ def resume(
 
 
 def _run(wanted: Experiment, out: Path, data: Path | None, quiet: bool, **going_on: Any) -> None:
+    with _interruptible():
+        from fedloom.experiments.runner import run_experiment
+
+        run_experiment(wanted, out, data, quiet, **going_on)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGINT and SIGTERM end the command with what the interrupted says of itself, and the exit code for it."""
     from fedloom.interruption import heard
 
     try:
         with nullcontext() if by_torchrun() else heard():  # torchrun has signals of its own
-            from fedloom.experiments.runner import run_experiment
-
-            run_experiment(wanted, out, data, quiet, **going_on)
+            yield
     except KeyboardInterrupt as stop:
         _fail(str(stop) or "interrupted before the first round", INTERRUPTED)
 
@@ -209,12 +220,10 @@ def reproduce(
     reuse: Annotated[
         list[Path] | None, typer.Option(metavar="FOLDER", help="Take runs with the same settings from there.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0, mps, ...")] = None,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="The same bits from run to run on a GPU too.")
-    ] = False,
-    data: Annotated[Path | None, typer.Option(help="Where data sets are looked for.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    device: Device = None,
+    deterministic: Deterministic = False,
+    data: Data = None,
+    quiet: Quiet = False,
 ) -> None:
     """Run a paper's table or figure, and print what was measured beside what was published.
 
@@ -229,8 +238,7 @@ def reproduce(
     from fedloom.experiments.registry import find_study
     from fedloom.experiments.study import read_study
 
-    overrides = [*(settings or []), *([f"device={device}"] if device is not None else [])]
-    overrides += ["deterministic=true"] if deterministic else []
+    overrides = _overrides(settings, deterministic, device=device)
     file = find_study(study)
     _reproduce(read_study(file, overrides, scale, only or ()), file, out, data, quiet, reuse or ())
 
@@ -252,12 +260,16 @@ def _reproduce(
         _check_folder("--reuse", folder)
     if by_torchrun():
         raise FedloomError("reproduce: expected a single process, got a rank of several: start it without torchrun")
-    try:
+    with _interruptible():
         from fedloom.experiments.reproduce import reproduce as run_study
 
         run_study(wanted, out or Path("runs") / f"{wanted.id}-{wanted.scale}", file, data, quiet, reuse=reuse)
-    except KeyboardInterrupt as stop:
-        _fail(str(stop) or "interrupted before the first round", INTERRUPTED)
+
+
+def _overrides(settings: list[str] | None, deterministic: bool, **given: str | None) -> list[str]:
+    """What `--set` and the options that stand for a key set."""
+    named = [f"{key}={value}" for key, value in given.items() if value is not None]
+    return [*(settings or []), *named, *(["deterministic=true"] if deterministic else [])]
 
 
 def _check_folder(option: str, folder: Path | None) -> None:
@@ -275,13 +287,11 @@ def tune(
     out: Annotated[
         Path | None, typer.Option(help="Where to write; runs/NAME-tune unless given. Named again, it goes on there.")
     ] = None,
-    executor: Annotated[str | None, typer.Option(help="auto, loop or vectorized.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0, mps, ...")] = None,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="The same bits from run to run on a GPU too.")
-    ] = False,
-    data: Annotated[Path | None, typer.Option(help="Where data sets are looked for.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    executor: Executor = None,
+    device: Device = None,
+    deterministic: Deterministic = False,
+    data: Data = None,
+    quiet: Quiet = False,
 ) -> None:
     """Try a grid of settings, or search among them; prints and stores the best of each algorithm.
 
@@ -293,20 +303,16 @@ def tune(
     from fedloom.experiments.registry import find
     from fedloom.experiments.tune_file import read_tune
 
-    overrides = list(settings or [])
-    overrides += [f"{key}={value}" for key, value in (("executor", executor), ("device", device)) if value is not None]
-    overrides += ["deterministic=true"] if deterministic else []
+    overrides = _overrides(settings, deterministic, executor=executor, device=device)
     wanted = read_tune(find(file), overrides)
     _check_folder("--data", data)
     if by_torchrun():
         raise FedloomError("tune: expected one process, got several by torchrun: start it without")
     folder = _free(f"{wanted.experiment_table['name']}-tune") if out is None else out
-    try:
+    with _interruptible():
         from fedloom.experiments.tuning import tune as try_all
 
         try_all(wanted, folder, data, quiet)
-    except KeyboardInterrupt:
-        _fail(f"interrupted; the same command with --out {folder} goes on with what is not finished", INTERRUPTED)
 
 
 _AROUND = {
@@ -317,7 +323,7 @@ _AROUND = {
 
 @app.command(name="list")
 def list_(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """What there is: experiments, algorithms, data sets, models.
 
@@ -375,8 +381,7 @@ def report(
     """
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise FedloomError(f"--out: expected a file in a folder that exists, got {str(out)!r}")
-    if data is not None and not data.is_dir():
-        raise FedloomError(f"--data: expected a folder, got {str(data)!r}, which is none")
+    _check_folder("--data", data)
     from fedloom.report.page import write_report
 
     typer.echo(f"report: {write_report(directories, out, data)}")
@@ -408,7 +413,7 @@ def bench(
     quick: Annotated[
         bool, typer.Option("--quick", help="Two rounds each: tries everything, measures nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """This machine's speed: whole rounds beside a plain PyTorch loop, as ratios measured in one run.
 
@@ -429,7 +434,7 @@ def bench(
 
 @app.command()
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """What this machine can do: devices, threads, memory, compiler, optional extras.
 

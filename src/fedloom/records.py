@@ -14,12 +14,10 @@ from fedloom.cadence import Cadence
 from fedloom.data.federated import FederatedData
 from fedloom.history import History
 from fedloom.resumption import Found
-from fedloom.rundir import RunDirectory, as_toml
+from fedloom.rundir import SETTLED, RunDirectory, as_toml
 
 if TYPE_CHECKING:
     from fedloom.trial import Trial
-
-SETTLED = ("executor", "chunk", "device", "dtype", "threads")
 
 
 class Records:

@@ -21,6 +21,9 @@ from fedloom.errors import FedloomError
 
 CONFIG, METRICS, SUMMARY, CHECKPOINTS = "config.toml", "metrics.jsonl", "summary.json", "checkpoints"
 
+SETTLED = ("executor", "chunk", "device", "dtype", "threads")
+"""Settings that are resolved when a run begins: its own directory has them, the experiment's need not."""
+
 
 class RunDirectory:
     """`config.toml`, `metrics.jsonl`, `summary.json` and `checkpoints/` of one run.

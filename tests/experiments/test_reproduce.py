@@ -19,8 +19,8 @@ from fedloom.errors import FedloomError
 from fedloom.experiments import build, reproduce, stacks
 from fedloom.experiments.study import Study, StudyRun, read_study, runs
 from fedloom.experiments.study_report import command
-from fedloom.records import SETTLED
 from fedloom.report.study_table import print_table
+from fedloom.rundir import SETTLED
 
 TEXT = """
 id = "tiny"

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 from fedloom.differences import difference
+from fedloom.documents import read_toml
 from fedloom.errors import Damaged, FedloomError
 from fedloom.experiments.schema import Experiment, RunSpec, read
-from fedloom.rundir import CONFIG
-
-HOW = ("executor", "chunk", "device", "dtype", "threads")
-"""Settings that are resolved when a run begins: its own directory has them, the experiment's need not."""
+from fedloom.rundir import CONFIG, SETTLED
 
 
 def begun(directory: Path) -> Experiment:
@@ -24,10 +21,7 @@ def begun(directory: Path) -> Experiment:
     path = directory / CONFIG
     if not path.is_file():
         raise Damaged(f"{path}: expected the settings of a run, got nothing there: fedloom run begins one")
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Damaged(f"{path}: expected TOML, got a mistake in it: {error}") from None
+    table = read_toml(path)
     if "paper" in table:
         raise Damaged(f"{directory}: expected an experiment's run, got a study: the same fedloom reproduce goes on")
     if isinstance(table.get("algorithm"), str):
@@ -44,7 +38,7 @@ def as_begun(run: RunSpec, directory: Path, device: str | None, allowed: Collect
     Settings that are not those of the experiment above it are refused.
     """
     experiment = begun(directory) if (directory / CONFIG).is_file() else run.experiment
-    found = difference(experiment.to_mapping(), run.experiment.to_mapping(), but=(*HOW, *allowed))
+    found = difference(experiment.to_mapping(), run.experiment.to_mapping(), but=(*SETTLED, *allowed))
     if found is not None:
         key, expected, got = found
         raise Damaged(

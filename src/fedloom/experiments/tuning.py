@@ -168,11 +168,10 @@ def tune(
     file: TuneFile, out: Path, data_folder: Path | None = None, quiet: bool = False, console: Console | None = None
 ) -> dict[str, Tried | None]:
     """Try what the file asks for, leave tables, pictures and `best.toml` under `out`; the best point by algorithm."""
+    from fedloom.data.catalog import Shelf
     from fedloom.experiments import tune_report
 
     console = Console(quiet=True) if quiet else console or Console()
-    from fedloom.data.catalog import Shelf
-
     workshop = Workshop(out, data_folder, file.tune.together, console, Shelf())
     algorithms = file.algorithms()
     if file.tune.search is not None:
@@ -182,8 +181,13 @@ def tune(
     rule = Rule.of(file.tune, workshop.measured(next(algorithms[0].points()).experiment))
     lock.check(out)
     workshop.prepare(file)
-    with lock.alone(out):
-        tried = _try(file, algorithms, rule, workshop)
+    try:
+        with lock.alone(out):
+            tried = _try(file, algorithms, rule, workshop)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"interrupted; the same command with --out {out} goes on with what is not finished"
+        ) from None
     best = {algorithm.label: _best(tried[algorithm.label], rule) for algorithm in algorithms}
     outcome = tune_report.Findings(file, algorithms, tried, best, rule)
     tune_report.show(outcome, out, console)
