@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from importlib.resources.abc import Traversable
 
-    from rich.console import Console
-
     from fedloom.experiments.schema import Experiment
     from fedloom.experiments.study import Study
 
@@ -315,12 +313,6 @@ def tune(
         try_all(wanted, folder, data, quiet)
 
 
-_AROUND = {
-    "fedglad": "around any of them: glad = true",
-    "private": "around those whose server reads the mean alone: privacy = { noise_multiplier = 1.0, delta = 1e-5 }",
-}
-
-
 @app.command(name="list")
 def list_(
     as_json: AsJson = False,
@@ -331,36 +323,12 @@ def list_(
     fedloom list
     fedloom list --json
     """
-    from fedloom.experiments import algorithm_sections, data_sections
-    from fedloom.experiments.registry import studies, titles
-    from fedloom.models import MODELS
+    from fedloom.experiments import listing
 
     if as_json:
-        found = {
-            "experiments": [{"id": name, "title": title} for name, title in titles().items()],
-            "algorithms": sorted([*algorithm_sections.ALGORITHMS, "fedglad"]),
-            "datasets": sorted(data_sections.DATASETS),
-            "models": sorted(MODELS),
-        }
-        typer.echo(json.dumps(found, indent=2))
-        return
-    shared = {"name", *algorithm_sections.Trained.model_fields, "server_lr", "server"}
-    algorithms = {
-        name: _keywords({key: field for key, field in section.model_fields.items() if key not in shared})
-        for name, section in algorithm_sections.ALGORITHMS.items()
-    }
-    console = _console()
-    known, papers = titles(), studies()
-    _columns(console, "experiments: fedloom run ID", {name: known[name] for name in known if name not in papers})
-    _columns(console, "the papers' tables and figures: fedloom reproduce ID", {name: known[name] for name in papers})
-    _columns(console, "algorithms", {**algorithms, **_AROUND})
-    _columns(console, "datasets", data_sections.DATASETS)
-    partitions = {
-        name: _keywords({key: field for key, field in section.model_fields.items() if key not in ("name", "partition")})
-        for name, section in data_sections.PARTITIONS.items()
-    }
-    _columns(console, "partitions", partitions)
-    _columns(console, "models", {name: entry.about for name, entry in MODELS.items()})
+        typer.echo(json.dumps(listing.names(), indent=2))
+    else:
+        listing.show()
 
 
 @app.command()
@@ -441,20 +409,13 @@ def doctor(
     \b
     fedloom doctor
     """
-    from fedloom.doctor import examine
+    from fedloom import doctor
 
-    found = examine()
+    found = doctor.examine()
     if as_json:
         typer.echo(json.dumps(found, indent=2))
-        return
-    shown = {key: ", ".join(value) if isinstance(value, list) else str(value) for key, value in found.items()}
-    shown["memory"] = f"{found['memory']['total_gib']} GiB, {found['memory']['available_gib']} GiB of it free"
-    shown["compiler"] = found["compiler"] or "none found: torch.compile needs one, such as g++"
-    del shown["extras"]
-    for extra, state in found["extras"].items():
-        missing = ", ".join(state["missing"])
-        shown[f"extra {extra}"] = f"missing {missing}: {state['install']}" if missing else "installed"
-    _columns(_console(), "this machine", shown)
+    else:
+        doctor.show(found)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -499,40 +460,6 @@ def _free(name: str) -> Path:
     while path.exists():
         path, number = Path("runs") / f"{name}-{number}", number + 1
     return path
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False)
-
-
-def _columns(console: Console, title: str, rows: dict[str, str]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, about in rows.items():
-        table.add_row(Text(f"  {name}"), Text(about))
-    console.print(Text(title, style="bold"))
-    console.print(table)
-    console.print()
-
-
-def _keywords(fields: dict[str, Any]) -> str:
-    """Keys with their defaults, as a file would have them.
-
-    >>> from fedloom.experiments.algorithm_sections import FedAvgM
-    >>> _keywords({"variant": FedAvgM.model_fields["variant"]})
-    "variant = 'heavyball'"
-    """
-    shown = []
-    for key, field in fields.items():
-        has_default = not field.is_required() and field.default is not None
-        shown.append(f"{key} = {field.default!r}" if has_default else key)
-    return ", ".join(shown)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import shutil
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from fedloom import __version__
+from fedloom.report.columns import print_columns
 
 
 def examine() -> dict[str, Any]:
@@ -71,3 +73,15 @@ def _extras() -> dict[str, dict[str, Any]]:
         except metadata.PackageNotFoundError:
             state["missing"].append(package)
     return extras
+
+
+def show(found: Mapping[str, Any]) -> None:
+    """Print what was found, a line for each thing."""
+    shown = {key: ", ".join(value) if isinstance(value, list) else str(value) for key, value in found.items()}
+    shown["memory"] = f"{found['memory']['total_gib']} GiB, {found['memory']['available_gib']} GiB of it free"
+    shown["compiler"] = found["compiler"] or "none found: torch.compile needs one, such as g++"
+    del shown["extras"]
+    for extra, state in found["extras"].items():
+        missing = ", ".join(state["missing"])
+        shown[f"extra {extra}"] = f"missing {missing}: {state['install']}" if missing else "installed"
+    print_columns("this machine", shown)
