@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from fedloom.errors import FedloomError, choose
-from fedloom.experiments import schema
+from fedloom.experiments import mistakes
 from fedloom.experiments.data_sections import AnyData
 from fedloom.experiments.measures import Measured
 from fedloom.experiments.registry import find_study
@@ -53,7 +53,7 @@ class Files:
             section = TypeAdapter(AnyData).validate_python(table)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            _, message = schema.told({**first, "loc": ("data", *first["loc"])}, {"data": table})
+            _, message = mistakes.told({**first, "loc": ("data", *first["loc"])}, {"data": table})
             raise FedloomError(f"rows, {row.row!r}: {message}") from None
         try:
             return build_data(section, self.folder, self.shelf)

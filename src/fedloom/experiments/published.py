@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from fedloom.errors import FedloomError, choose
-from fedloom.experiments import schema
+from fedloom.experiments import mistakes, schema
 from fedloom.experiments.measures import Measured
 from fedloom.experiments.results import Result, key
 from fedloom.experiments.section import NonNegative, Number, Section, Text
@@ -65,12 +65,12 @@ def _read(study: Study, name: str, rows: Any) -> list[Published]:
     found: list[Published] = []
     places = None if study.facts else {key(place) for place in shown_places(study)}
     if not isinstance(rows, list):
-        raise FedloomError(f"{name}, {study.id}: expected a list of numbers, got {schema.shown(rows)}")
+        raise FedloomError(f"{name}, {study.id}: expected a list of numbers, got {mistakes.shown(rows)}")
     for number, row in enumerate(rows):
         try:
             each = Published.model_validate(row)
         except ValidationError as error:
-            _, message = schema.told(error.errors(include_url=False)[0], row)
+            _, message = mistakes.told(error.errors(include_url=False)[0], row)
             raise FedloomError(f"{name}, {study.id}.{number}: {message}") from None
         if places is not None and key(each.place) not in places:
             raise FedloomError(

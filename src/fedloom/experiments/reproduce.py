@@ -18,7 +18,7 @@ from rich.text import Text
 from fedloom import lock
 from fedloom.documents import read_json, read_toml
 from fedloom.errors import FedloomError
-from fedloom.experiments import schema
+from fedloom.experiments import mistakes
 from fedloom.experiments.claims import Verdict, decide
 from fedloom.experiments.measures import Outcome
 from fedloom.experiments.published import Published, conflicts, match, matched, published
@@ -148,7 +148,7 @@ def scale_words(study: Study) -> list[str]:
 
 
 def _pairs(settings: Mapping[str, Any]) -> list[str]:
-    return [f"{name} = {schema.shown(value)}" for name, value in settings.items()]
+    return [f"{name} = {mistakes.shown(value)}" for name, value in settings.items()]
 
 
 def _say(console: Console) -> Any:

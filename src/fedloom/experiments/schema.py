@@ -15,14 +15,15 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 import tomli_w
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
 
 from fedloom import private_runs
-from fedloom.errors import FedloomError, choose, cut
-from fedloom.experiments.algorithm_sections import ALGORITHMS, SCHEDULES, AlgorithmSection, AnyAlgorithm
-from fedloom.experiments.data_sections import PARTITIONS, AnyData
-from fedloom.experiments.model_sections import MODELS, AnyModel
-from fedloom.experiments.robust_sections import RULES, FaultSection
+from fedloom.errors import FedloomError
+from fedloom.experiments.algorithm_sections import AlgorithmSection, AnyAlgorithm
+from fedloom.experiments.data_sections import AnyData
+from fedloom.experiments.mistakes import Key, told
+from fedloom.experiments.model_sections import AnyModel
+from fedloom.experiments.overrides import once, put_override
+from fedloom.experiments.robust_sections import FaultSection
 from fedloom.experiments.section import (
     LARGEST,
     Count,
@@ -36,11 +37,7 @@ from fedloom.experiments.section import (
     Text,
     mistake,
 )
-from fedloom.toml_text import BYTES, DEPTH, parse, value_of
-
-Key = str | int
-"""One step of a key's path: a name in a table, or a place in a list."""
-
+from fedloom.toml_text import BYTES, parse
 
 _TABLES = "at least one [[algorithms]] table"
 
@@ -342,125 +339,8 @@ def text_of(source: Path | Traversable) -> str:
         raise FedloomError(f"{source}: expected UTF-8 text, got byte {error.start} of another encoding") from None
 
 
-# Overrides ------------------------------------------------------------------------------------------------------------
-
-
-def once(overrides: Iterable[str]) -> list[str]:
-    """The overrides, of which no two may be for one key."""
-    given = list(overrides)
-    keys = [override.partition("=")[0].strip() for override in given]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise FedloomError(f"--set {cut(key)}: expected a key once, got it {keys.count(key)} times")
-    return given
-
-
-def put_override(table: dict[str, Any], override: str) -> list[str]:
-    """Put one `a.b=c` into the table; returns its path."""
-    key, equals, value = override.partition("=")
-    path = [part.strip() for part in key.split(".")]
-    if not equals or not all(path):
-        raise FedloomError(f"--set: expected KEY=VALUE, such as rounds=20 or data.alpha=0.1; got {cut(repr(override))}")
-    if len(path) > DEPTH:
-        raise FedloomError(f"--set {cut(key)}: expected a key of at most {DEPTH} parts, got more")
-    for place in _places(table, path[:-1], key):
-        if isinstance(place, list):
-            if not value.strip():
-                raise FedloomError(f"--set {key}: expected a value, got none: only a key of a table can be taken out")
-            for index in _indices(place, path[-1], key):
-                place[index] = value_of(key, value.strip())
-        elif value.strip():
-            place[path[-1]] = value_of(key, value.strip())
-        else:
-            place.pop(path[-1], None)
-    return path
-
-
-def _places(node: Any, path: list[str], key: str) -> list[Any]:
-    """The tables or lists that a path leads to; tables on the way are made where there are none."""
-    if not isinstance(node, dict | list):
-        raise FedloomError(f"--set {key}: expected a table to hold it, got {shown(node)} there")
-    if not path:
-        return [node]
-    first, *rest = path
-    if isinstance(node, dict):
-        return _places(node.setdefault(first, {}), rest, key)
-    return [place for index in _indices(node, first, key) for place in _places(node[index], rest, key)]
-
-
-def _indices(place: list[Any], part: str, key: str) -> Iterable[int]:
-    if part == "*":
-        return range(len(place))
-    if not part.isdecimal() or int(part) >= len(place):
-        raise FedloomError(f"--set {key}: expected an index of 0 to {len(place) - 1}, or *; got {part!r}")
-    return [int(part)]
-
-
 def _matches(pattern: list[str], path: list[Key]) -> bool:
     return all(want in ("*", str(part)) for want, part in zip(pattern, path, strict=False))
-
-
-# Mistakes in words ----------------------------------------------------------------------------------------------------
-
-_PLAIN = re.compile(r"[\w-]+")
-
-
-def told(error: ErrorDetails, table: Mapping[str, Any]) -> tuple[list[Key], str]:
-    """The path of the key that is wrong, and the line that says so."""
-    path, context = _path(error["loc"], table), error.get("ctx", {})
-    got, kind = error["input"], error["type"]
-    if "key" in context:
-        path = [*path, context["key"]]
-    where = ".".join(cut(part) if _PLAIN.fullmatch(str(part)) else cut(repr(part)) for part in path)
-    if kind == "unknown_key":
-        return path, str(choose(f"{where}: unknown key", context["key"], context["allowed"]))
-    if kind == "choice":
-        return path, str(choose(where, context["got"], context["allowed"]))
-    if kind == "literal_error":
-        allowed = re.findall(r"'([^']*)'|(\d+)", context["expected"])
-        return path, str(choose(where, got, [word or digits for word, digits in allowed]))
-    if kind in ("union_tag_invalid", "union_tag_not_found") and isinstance(got, dict):
-        key = context["discriminator"].strip("'")
-        return [*path, key], _told_name(f"{where}.{key}", got.get(key), _names(path))
-    if kind == "expected" and "key" in context:
-        got = context["got"]
-    expected = context["expected"] if kind == "expected" else "a table"
-    return path, f"{where}: expected {expected}, got {'nothing' if got is None else shown(got)}"
-
-
-def _told_name(where: str, got: Any, allowed: Iterable[str]) -> str:
-    if got is None:
-        return f"{where}: expected one of {', '.join(sorted(allowed))}; got nothing"
-    if got == "fedglad":
-        return f"{where}: expected the algorithm that FedGLAD wraps, got 'fedglad': name that one, and add glad = true"
-    return str(choose(where, got, allowed))
-
-
-def _names(path: list[Key]) -> Iterable[str]:
-    if path == ["data"]:
-        return PARTITIONS
-    if path == ["model"]:
-        return MODELS
-    if path[-1] == "combine":
-        return RULES
-    return ALGORITHMS if isinstance(path[-1], int) else SCHEDULES
-
-
-def _path(location: Iterable[Key], table: Any) -> list[Key]:
-    """The part of an error's location that the file has: pydantic adds the names of the alternatives it tried."""
-    path: list[Key] = []
-    for part in location:
-        if (isinstance(table, dict) and part in table) or (isinstance(table, list) and isinstance(part, int)):
-            path.append(part)
-            table = table[part]  # type: ignore[index]
-    return path
-
-
-def shown(value: Any) -> str:
-    """A value as TOML writes it, cut to a length that fits on a line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return cut(repr(value))
 
 
 # Names ----------------------------------------------------------------------------------------------------------------

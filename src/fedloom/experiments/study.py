@@ -53,7 +53,8 @@ import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
 from fedloom.errors import FedloomError, choose, cut
-from fedloom.experiments import schema
+from fedloom.experiments import mistakes, schema
+from fedloom.experiments.overrides import once
 from fedloom.experiments.schema import Experiment, Name
 from fedloom.experiments.section import Expected, Section, Text, mistake
 from fedloom.experiments.study_checks import check_names
@@ -233,7 +234,7 @@ def read_study(
     name, text = ("", source) if isinstance(source, str) else (source.name, schema.text_of(source))
     where = f"{name}: " if name else ""
     table = _like(where, parse(name, text))
-    given = dict(_setting(override) for override in schema.once(overrides))
+    given = dict(_setting(override) for override in once(overrides))
     if given:
         table["overrides"] = {**table.get("overrides", {}), **given}
     if wanted := dict(_asked(each) for each in asked):
@@ -241,7 +242,7 @@ def read_study(
     try:
         study = Study.model_validate(table)
     except ValidationError as error:
-        _, message = schema.told(error.errors(include_url=False)[0], table)
+        _, message = mistakes.told(error.errors(include_url=False)[0], table)
         raise FedloomError(f"{where}{message}") from None
     try:
         check_names(study)
@@ -364,7 +365,7 @@ def experiment_of(study: Study, cell: Cell) -> Experiment:
     try:
         return Experiment.model_validate(table)
     except ValidationError as error:
-        _, message = schema.told(error.errors(include_url=False)[0], table)
+        _, message = mistakes.told(error.errors(include_url=False)[0], table)
         message = message.replace("algorithms.0", "algorithm").replace("[[algorithms]]", "[experiment.algorithm]")
         raise FedloomError(f"{where}: {message}") from None
 
@@ -403,7 +404,7 @@ def _put(table: dict[str, Any], path: str, value: Any, where: str) -> None:
     for part in way:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise FedloomError(f"{where}, {path}: expected a table to hold it, got {schema.shown(table)} at {part!r}")
+            raise FedloomError(f"{where}, {path}: expected a table to hold it, got {mistakes.shown(table)} at {part!r}")
     table[last] = value
 
 
