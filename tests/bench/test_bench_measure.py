@@ -10,7 +10,8 @@ import torch
 
 import fedloom as fl
 from fedloom.bench import measure, peers
-from fedloom.bench.measure import Effort, Timing, bench, compare_trials, measure_ours, measure_plain
+from fedloom.bench.measure import Effort, Timing, bench, measure_ours, measure_plain
+from fedloom.bench.trials import compare_trials
 from fedloom.bench.workloads import WORKLOADS, Workload, patterns
 
 CPU = torch.device("cpu")

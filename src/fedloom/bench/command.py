@@ -10,8 +10,9 @@ import torch
 
 from fedloom.bench import peers, report
 from fedloom.bench.growth import grow
-from fedloom.bench.measure import Effort, Tell, bench, compare_trials, default_device, machine
+from fedloom.bench.measure import Effort, Tell, bench, default_device, machine
 from fedloom.bench.request import Request
+from fedloom.bench.trials import compare_trials
 from fedloom.bench.workloads import WORKLOADS
 from fedloom.experiments.build import check_device
 
