@@ -77,6 +77,18 @@ def test_executors_agree_across_devices(model: Callable[[], nn.Module], algorith
         assert distance(runs[0], run) <= 1e-12
 
 
+@pytest.mark.parametrize("compile", [False, True])
+def test_one_step_a_round_is_a_program_too(compile: bool) -> None:
+    how: dict[str, Any] = {"rounds": 3, "cohort": 4, "epochs": 1, "batch_size": None, "dtype": torch.float64}
+    here, there = (
+        fl.simulate(fl.Task(Dropped), classification([9, 20, 33, 7]), fl.fedavg(0.1), device=device, compile=said, **how)
+        for device, said in (("cpu", None), ("cuda", compile))
+    )
+    assert there.resolved["program"] == ("compiled" if compile else "captured")
+    there.params = {name: leaf.cpu() for name, leaf in there.params.items()}
+    assert distance(here, there) <= 1e-12
+
+
 @pytest.mark.parametrize("sampler", ["uniform", "multinomial", "poisson", "attention"])
 def test_samplers_draw_the_same_clients(sampler: str) -> None:
     data = classification([5, 7, 30, 20])

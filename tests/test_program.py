@@ -90,6 +90,22 @@ def test_programs_are_kept_by_shape() -> None:
     assert distance(run(lambda: Looking(6, 4), fl.fedavg(0.1), executor="loop"), history) <= 1e-12
 
 
+def test_a_program_may_be_tried_more_often_than_its_plan_has_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when it is captured on a GPU, where it runs three times before the first round."""
+
+    class Tried(program.Program):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            for _ in range(3):
+                self.replay()
+
+    once = {"epochs": 1, "batch_size": None}
+    monkeypatch.setattr(program, "Program", Tried)
+    tried = run(Dense, fl.fedavg(0.1), compile=False, **once)
+    assert tried.resolved["program"] == "captured"
+    assert distance(run(Dense, fl.fedavg(0.1), executor="loop", **once), tried) <= 1e-12
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, in its compiler
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, such as g++")

@@ -88,7 +88,7 @@ class Program:
 
             def advance() -> None:
                 call(*given)
-                self.inputs["s"].add_(1)
+                self.inputs["s"].add_(1).remainder_(shape.steps)  # capturing takes more steps than a short plan has
 
             self.replay: Callable[[], Any] = advance
             if device.type == "cuda":
