@@ -80,8 +80,9 @@ def test_executors_agree_across_devices(model: Callable[[], nn.Module], algorith
 @pytest.mark.parametrize("compile", [False, True])
 def test_one_step_a_round_is_a_program_too(compile: bool) -> None:
     how: dict[str, Any] = {"rounds": 3, "cohort": 4, "epochs": 1, "batch_size": None, "dtype": torch.float64}
+    data = classification([9, 20, 33, 7])
     here, there = (
-        fl.simulate(fl.Task(Dropped), classification([9, 20, 33, 7]), fl.fedavg(0.1), device=device, compile=said, **how)
+        fl.simulate(fl.Task(Dropped), data, fl.fedavg(0.1), device=device, compile=said, **how)
         for device, said in (("cpu", None), ("cuda", compile))
     )
     assert there.resolved["program"] == ("compiled" if compile else "captured")
