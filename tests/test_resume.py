@@ -211,7 +211,7 @@ def test_settings_above_that_differ_from_a_runs_own_are_refused(
 def test_another_version_is_refused_unless_allowed(
     stopped: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(resumption, "VERSIONS", resumption.VERSIONS | {"torch": "99.0"})
+    monkeypatch.setattr(resumption, "BITS", resumption.BITS | {"torch": "99.0"})
     assert code("resume", stopped, "--quiet") == 3
     assert f"versions.torch: expected {str(torch.__version__)!r}" in capsys.readouterr().err
     assert code("resume", stopped, "--quiet", "--allow", "versions.torch") == 0

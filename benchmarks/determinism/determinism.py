@@ -3,7 +3,8 @@
     python benchmarks/determinism/determinism.py [--runs 20] [--device cuda] [--out FILE]
 
 On a CPU a run is one of 1, 2 and 4 ranks of one thread, has a `PYTHONHASHSEED` of its own and is given its clients in
-another order. On a GPU it is one process with `deterministic=True`, started anew each time.
+another order. On a GPU it is one process with `deterministic=True`, started anew each time; and what that costs is
+timed: rounds of W1 and W3 (`fedloom bench`) with it, and without, captured alike and compiled.
 """
 
 from __future__ import annotations
@@ -65,6 +66,36 @@ def hashes(shuffle: int, device: str) -> dict[str, str]:
     return found
 
 
+def cost() -> dict[str, dict[str, float]]:
+    """Milliseconds of a round, the median of twenty after five."""
+    import statistics
+
+    import fedloom as fl
+    from fedloom.bench.workloads import WORKLOADS
+
+    ways = {
+        "deterministic": {"deterministic": True},  # first: cuBLAS reads its workspace once
+        "captured": {"compile": False},
+        "compiled": {"compile": True},
+    }
+    found = {}
+    for name in ("W1", "W3"):
+        workload = WORKLOADS[name]
+        data, found[name] = workload.data().to("cuda"), {}
+        for way, options in ways.items():
+            seconds: list[float] = []
+            fl.simulate(
+                *(workload.task(), data, workload.algorithm()),
+                rounds=25,
+                device="cuda",
+                callbacks=[lambda record, seconds=seconds: seconds.append(record["seconds"])],
+                **workload.settings(),
+                **options,
+            )
+            found[name][way] = 1000 * statistics.median(seconds[5:])
+    return found
+
+
 def started(number: int, device: str, folder: Path) -> dict[str, str]:
     """One of the runs, in processes of its own."""
     out = folder / f"{number}.json"
@@ -96,7 +127,7 @@ def main() -> None:
     import torch
 
     same = sum(run == runs[0] for run in runs)
-    result = {
+    result: dict[str, Any] = {
         "same": same,
         "of": len(runs),
         "device": given.device if given.device == "cpu" else torch.cuda.get_device_name(),
@@ -104,6 +135,8 @@ def main() -> None:
         "torch": torch.__version__,
         "hashes": runs[0],
     }
+    if given.device != "cpu":
+        result["milliseconds"] = cost()
     out = given.out or HERE.with_name(f"result-{given.device.partition(':')[0]}.json")
     out.write_text(json.dumps(result, indent=2) + "\n")
     print(f"{same} of {len(runs)} the same")

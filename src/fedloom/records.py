@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from os import PathLike
@@ -15,6 +14,7 @@ from fedloom.data.federated import FederatedData
 from fedloom.history import History
 from fedloom.resumption import Found
 from fedloom.rundir import SETTLED, RunDirectory, as_toml
+from fedloom.versions import versions
 
 if TYPE_CHECKING:
     from fedloom.trial import Trial
@@ -107,6 +107,6 @@ class Records:
                 "seconds": history.seconds,
                 "resolved": history.resolved,
                 "data_fingerprint": self.fingerprint,
-                "versions": {**resumption.VERSIONS, "python": platform.python_version()},
+                "versions": versions(),
             }
         )

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from fedloom import __version__, checkpoint
+from fedloom import checkpoint
 from fedloom.differences import difference
 from fedloom.errors import Damaged, FedloomError
 from fedloom.rundir import METRICS, states
+from fedloom.versions import versions
 
-VERSIONS = {"fedloom": __version__, "torch": str(torch.__version__)}
+BITS = {name: versions()[name] for name in ("fedloom", "torch")}
+"""The versions on which the bits of a run depend."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _check_metrics(path: Path, expected: Mapping[str, Any]) -> None:
 
 def notes(config: str, fingerprint: str, seconds: float) -> dict[str, Any]:
     """What is noted with a state: everything that a run must have alike to go on from it."""
-    return {"config": config, "data_fingerprint": fingerprint, "versions": VERSIONS, "seconds": seconds}
+    return {"config": config, "data_fingerprint": fingerprint, "versions": BITS, "seconds": seconds}
 
 
 def check_same(where: Path, made: Mapping[str, Any], now: Mapping[str, Any], allowed: Collection[str] = ()) -> None:

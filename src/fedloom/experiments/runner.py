@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import platform
 import statistics
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +21,7 @@ from fedloom.experiments.resume import as_begun
 from fedloom.experiments.schema import Experiment, RunSpec
 from fedloom.launched import first_rank, restart
 from fedloom.rundir import METRICS, SUMMARY, RunDirectory, check_free, write_json
+from fedloom.versions import versions
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm
@@ -294,7 +293,7 @@ def _summarise(out: Path, experiment: Experiment, results: Sequence[RunResult], 
         "complete": complete,
         "runs": [result.figures() for result in results],
         "seconds": sum(result.seconds for result in results),
-        "versions": {name: version(name) for name in ("fedloom", "torch")} | {"python": platform.python_version()},
+        "versions": versions(),
     }
     write_json(out / SUMMARY, figures)
 

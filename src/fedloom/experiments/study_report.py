@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import platform
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from fedloom.experiments.measures import Outcome
 from fedloom.experiments.published import Published, matched
 from fedloom.experiments.results import Key, Result, key
 from fedloom.experiments.study import Study, StudyRun
+from fedloom.versions import versions
 
 
 def report(
@@ -85,7 +84,7 @@ def origin(device: str) -> dict[str, Any]:
     return {
         "commit": commit(),
         "device": ", ".join(_device_words(each) for each in device.split(", ")),
-        "versions": {name: version(name) for name in ("fedloom", "torch")} | {"python": platform.python_version()},
+        "versions": versions(),
     }
 
 

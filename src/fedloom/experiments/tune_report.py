@@ -17,6 +17,7 @@ from fedloom.experiments.schema import Experiment
 from fedloom.experiments.selection import Rule, edges
 from fedloom.experiments.tune_file import Tuned, TuneFile
 from fedloom.rundir import write_json, write_whole
+from fedloom.versions import versions
 
 if TYPE_CHECKING:
     from fedloom.experiments.tuning import Tried
@@ -121,8 +122,6 @@ def _shown(value: Any) -> str:
 
 def numbers(findings: Findings, out: Path) -> dict[str, Any]:
     """All of it for other programs."""
-    from fedloom.experiments.tuning import versions
-
     rule = findings.rule
     points = [
         {

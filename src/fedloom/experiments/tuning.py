@@ -6,11 +6,9 @@ in the same folder, only the others are run.
 
 from __future__ import annotations
 
-import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,7 +205,3 @@ def _try(file: TuneFile, algorithms: Sequence[Tuned], rule: Rule, workshop: Work
 def _best(tried: Sequence[Tried], rule: Rule) -> Tried | None:
     place = rule.best([each.score(rule) for each in tried])
     return None if place is None else tried[place]
-
-
-def versions() -> dict[str, str]:
-    return {name: version(name) for name in ("fedloom", "torch")} | {"python": platform.python_version()}
