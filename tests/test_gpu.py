@@ -77,6 +77,7 @@ def test_executors_agree_across_devices(model: Callable[[], nn.Module], algorith
         assert distance(runs[0], run) <= 1e-12
 
 
+@pytest.mark.filterwarnings("default")  # torch's own, in its compiler
 @pytest.mark.parametrize("compile", [False, True])
 def test_one_step_a_round_is_a_program_too(compile: bool) -> None:
     how: dict[str, Any] = {"rounds": 3, "cohort": 4, "epochs": 1, "batch_size": None, "dtype": torch.float64}
