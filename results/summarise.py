@@ -23,7 +23,7 @@ def main() -> None:
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(HERE.glob("*/results.json"))]
     parts = [HEAD, _overview(found), *(_section(each) for each in found), _missing(found)]
     PAGE.write_text("\n".join(parts), encoding="utf-8")
-    print(f"{PAGE}: {len(found)} of {len(studies())} tables and figures")
+    print(f"{PAGE}: {sum(each['id'] in studies() for each in found)} of {len(studies())} tables and figures")
 
 
 def _overview(found: list[dict[str, Any]]) -> str:

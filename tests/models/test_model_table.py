@@ -44,6 +44,7 @@ CASES = {
     "emnist": Case(models.EmnistCNN, 1_206_590, _noise(2, 1, 28, 28), (2, 62)),
     "emnist-10": Case(lambda: models.EmnistCNN(10, init="torch"), 1_199_882, _noise(2, 28, 28), (2, 10)),
     "mnist": Case(models.MnistCNN, 1_663_370, _noise(2, 784), (2, 10)),
+    "mnist-valid": Case(lambda: models.MnistCNN(padding="valid"), 582_026, _noise(2, 784), (2, 10)),
     "cifar10-24": Case(models.Cifar10CNN, 1_068_298, _noise(2, 3, 24, 24), (2, 10)),
     "cifar10-32": Case(lambda: models.Cifar10CNN(32), 1_756_426, _noise(2, 3, 32, 32), (2, 10)),
     "cifar10-batch-32": Case(lambda: models.Cifar10CNN(32, norm="batch"), 1_388_042, _noise(2, 3, 32, 32), (2, 10)),

@@ -61,6 +61,7 @@ class EmnistCNN(ModelSection):
 class MnistCNN(ModelSection):
     name: Literal["mnist_cnn"]
     init: Literal["keras", "torch"] = "keras"
+    padding: Literal["same", "valid"] = "same"
 
 
 class Cifar10CNN(ModelSection):

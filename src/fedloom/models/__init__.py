@@ -72,7 +72,7 @@ MODELS = {
         "cnn",
         "MnistCNN",
         sizes=("classes",),
-        options=(("init", "keras"),),
+        options=(("init", "keras"), ("padding", "same")),
         about="McMahan et al.'s CNN, 1.7 M parameters; FedAdp",
     ),
     "cifar10_cnn": Entry(
