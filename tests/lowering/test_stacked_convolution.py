@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from fedloom.lowering import kernels, stacked
+from fedloom.lowering import convolution_kernels as kernels
+from fedloom.lowering import stacked
 from fedloom.lowering.convolution import Convolution, Form, conv2d, form
 from fedloom.lowering.operators import call
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.lowering import kernels
+from fedloom.lowering import convolution_kernels as kernels
+from fedloom.lowering import tiles
 from fedloom.lowering.operators import call, flat, leading, operator
 
 Form = Literal["plain", "matrix", "kernel", "hybrid"]  # hybrid: kernel, but matrix for the weights' gradient
@@ -39,7 +40,7 @@ def form(x: Tensor, weight: Tensor, stride: Pair, dilation: Pair, groups: int) -
         return "plain"
     wide = weight.shape[-4] >= _MATRIX_OUTPUTS or weight.shape[-2:] == (1, 1)
     fits = all(s == 1 or d == 1 for s, d in zip(stride, dilation, strict=True))
-    if not wide and fits and x.dtype in _KERNEL_DTYPES and x.device.type == "cuda" and kernels.available():
+    if not wide and fits and x.dtype in _KERNEL_DTYPES and x.device.type == "cuda" and tiles.available():
         return "kernel"
     return "matrix"
 
@@ -242,7 +243,7 @@ _SETTINGS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation) -> Tensor"
 
 
 def _on_device(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype in _KERNEL_DTYPES and kernels.available()
+    return x.is_cuda and x.dtype in _KERNEL_DTYPES and tiles.available()
 
 
 def _backward(g: Tensor, x: Tensor, weight: Tensor, settings: tuple[Any, ...], which: int) -> Tensor:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.lowering import kernels
+from fedloom.lowering import lstm_kernels as kernels
+from fedloom.lowering import tiles
 from fedloom.lowering.operators import call, flat, operator
 
 States = tuple[Tensor, ...]
@@ -189,7 +190,7 @@ def _lstm_gradient(
 
 
 def _on_device(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype == torch.float32 and kernels.available()
+    return x.is_cuda and x.dtype == torch.float32 and tiles.available()
 
 
 def _lstm_steps(xg: Tensor, w: Tensor, h0: Tensor, c0: Tensor, reverse: bool) -> tuple[Tensor, Tensor, Tensor]:

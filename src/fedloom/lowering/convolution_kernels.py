@@ -1,8 +1,6 @@
-"""Triton kernels for a stack of clients: convolution by implicit matrix products, and one time step of an LSTM.
+"""Triton kernels for the convolutions of a stack of clients, by implicit matrix products.
 
-Nothing here is needed: without Triton or a CUDA device other forms are used. No atomics: every run has the same bits.
-
-All convolution kernels see one client's positions as the rows of a matrix and read patches where they lie:
+All of them see one client's positions as the rows of a matrix and read patches where they lie:
 `input row = row * step + tap * dilation + origin`, zero outside of the image. Channels are best adjacent in memory.
 """
 
@@ -11,54 +9,13 @@ All convolution kernels see one client's positions as the rows of a matrix and r
 
 from __future__ import annotations
 
-from inspect import signature
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # another platform, or a build of torch for the CPU
-    triton = None
+from fedloom.lowering.tiles import Tiles, jit, power, precision, tl, triton
 
 
-def available() -> bool:
-    """Whether Triton is installed."""
-    return triton is not None
-
-
-def _jit(kernel):
-    """Compiled for each set of constants and strides, but not anew for sizes, whose divisors say nothing.
-
-    What an address is computed from has to be a stride or a constant, or else it is not known to be aligned.
-    """
-    if triton is None:
-        return kernel
-    sizes = ("rows", "image", "width", "H", "W", "C", "OUT", "RUN", "share", "B")
-    free = [name for name, each in signature(kernel).parameters.items() if each.annotation is each.empty]
-    return triton.jit(kernel, do_not_specialize=[name for name in sizes if name in free])
-
-
-class Tiles(NamedTuple):
-    """The tile of the result one program computes, the depth of one step of its sum, and how it is run."""
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int = 4
-    stages: int = 3
-    splits: int = 0  # of the sum; 0: as many as fill the device
-
-
-def precision(dtype: torch.dtype) -> str:
-    """How float32 is multiplied: as torch's matrix products are set to."""
-    exact = dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-    return "ieee" if exact else "tf32"
-
-
-@_jit
+@jit
 def _correlate(
     x,
     w,
@@ -166,7 +123,7 @@ def _correlate(
         tl.store(out, acc.to(y.dtype.element_ty), mask=live[:, None] & (o < OUT)[None, :])
 
 
-@_jit
+@jit
 def _halves(v):
     """v = high + low up to 2^-17 of v, both in bfloat16.
 
@@ -191,7 +148,7 @@ def _halves(v):
     )
 
 
-@_jit
+@jit
 def _weight_gradient(
     g,
     x,
@@ -285,170 +242,25 @@ def _weight_gradient(
     tl.store(out, acc.to(dw.dtype.element_ty), mask=(o < OUT)[:, None] & there[None, :])
 
 
-@_jit
-def _tanh(x):
-    return 2 * tl.sigmoid(2 * x) - 1
-
-
-@_jit
-def _lstm_step(
-    xg,
-    w,
-    h_before,
-    c_before,
-    h,
-    c,
-    gates,
-    B,
-    xg_k,
-    xg_b,
-    w_k,
-    h_before_k,
-    c_before_k,
-    h_k,
-    gates_k,
-    H: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BB: tl.constexpr,
-    BH: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """One client's block of hidden units at one time: the four gates' products with the state, then the cell."""
-    client = tl.program_id(1).to(tl.int64)
-    unit = tl.program_id(0) * BH + tl.arange(0, BH)
-    b = tl.program_id(2) * BB + tl.arange(0, BB)
-    within = (b < B)[:, None] & (unit < H)[None, :]
-    xg += client * xg_k
-    w += client * w_k
-    at = xg + (b * xg_b)[:, None] + unit[None, :]
-    i = tl.load(at, mask=within, other=0).to(tl.float32)
-    f = tl.load(at + H, mask=within, other=0).to(tl.float32)
-    g = tl.load(at + 2 * H, mask=within, other=0).to(tl.float32)
-    o = tl.load(at + 3 * H, mask=within, other=0).to(tl.float32)
-    for k0 in range(0, H, BK):
-        k = k0 + tl.arange(0, BK)
-        state = tl.load(
-            h_before + client * h_before_k + (b * H)[:, None] + k[None, :],
-            mask=(b < B)[:, None] & (k < H)[None, :],
-            other=0,
-        )
-        rows = w + (unit * H)[None, :] + k[:, None]
-        known = (k < H)[:, None] & (unit < H)[None, :]
-        i = tl.dot(state, tl.load(rows, mask=known, other=0), i, input_precision=PRECISION)
-        f = tl.dot(state, tl.load(rows + H * H, mask=known, other=0), f, input_precision=PRECISION)
-        g = tl.dot(state, tl.load(rows + 2 * H * H, mask=known, other=0), g, input_precision=PRECISION)
-        o = tl.dot(state, tl.load(rows + 3 * H * H, mask=known, other=0), o, input_precision=PRECISION)
-    i = tl.sigmoid(i)
-    f = tl.sigmoid(f)
-    g = _tanh(g)
-    o = tl.sigmoid(o)
-    place = (b * H)[:, None] + unit[None, :]
-    before = tl.load(c_before + client * c_before_k + place, mask=within, other=0).to(tl.float32)
-    now = f * before + i * g
-    kind = h.dtype.element_ty
-    tl.store(c + client * h_k + place, now.to(kind), mask=within)
-    tl.store(h + client * h_k + place, (o * _tanh(now)).to(kind), mask=within)
-    four = gates + client * gates_k + (b * 4 * H)[:, None] + unit[None, :]
-    tl.store(four, i.to(kind), mask=within)
-    tl.store(four + H, f.to(kind), mask=within)
-    tl.store(four + 2 * H, g.to(kind), mask=within)
-    tl.store(four + 3 * H, o.to(kind), mask=within)
-
-
-@_jit
-def _lstm_step_back(
-    dy,
-    w,
-    gates,
-    c,
-    c_before,
-    dh,
-    dc,
-    dgates_after,
-    dgates,
-    B,
-    dy_k,
-    dy_b,
-    w_k,
-    gates_k,
-    c_k,
-    c_before_k,
-    dh_k,
-    dc_k,
-    H: tl.constexpr,
-    PRODUCT: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BB: tl.constexpr,
-    BH: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """One client's block of hidden units at one time, backwards: the state's gradient, then the cell.
-
-    What reaches the state from the time after it is `dh`, or with PRODUCT computed here from that time's gates.
-    """
-    client = tl.program_id(1).to(tl.int64)
-    unit = tl.program_id(0) * BH + tl.arange(0, BH)
-    b = tl.program_id(2) * BB + tl.arange(0, BB)
-    within = (b < B)[:, None] & (unit < H)[None, :]
-    place = (b * H)[:, None] + unit[None, :]
-    if PRODUCT:
-        dht = tl.zeros((BB, BH), dtype=tl.float32)
-        w += client * w_k
-        dgates_after += client * gates_k
-        for k0 in range(0, 4 * H, BK):
-            k = k0 + tl.arange(0, BK)
-            after = tl.load(
-                dgates_after + (b * 4 * H)[:, None] + k[None, :], mask=(b < B)[:, None] & (k < 4 * H)[None, :], other=0
-            )
-            rows = tl.load(
-                w + (k * H)[:, None] + unit[None, :], mask=(k < 4 * H)[:, None] & (unit < H)[None, :], other=0
-            )
-            dht = tl.dot(after, rows, dht, input_precision=PRECISION)
-    else:
-        dht = tl.load(dh + client * dh_k + place, mask=within, other=0).to(tl.float32)
-    dht += tl.load(dy + client * dy_k + (b * dy_b)[:, None] + unit[None, :], mask=within, other=0).to(tl.float32)
-    four = (b * 4 * H)[:, None] + unit[None, :]
-    at = gates + client * gates_k + four
-    i = tl.load(at, mask=within, other=0).to(tl.float32)
-    f = tl.load(at + H, mask=within, other=0).to(tl.float32)
-    g = tl.load(at + 2 * H, mask=within, other=0).to(tl.float32)
-    o = tl.load(at + 3 * H, mask=within, other=0).to(tl.float32)
-    tanh_c = _tanh(tl.load(c + client * c_k + place, mask=within, other=0).to(tl.float32))
-    before = tl.load(c_before + client * c_before_k + place, mask=within, other=0).to(tl.float32)
-    dct = tl.load(dc + client * dc_k + place, mask=within, other=0) + dht * o * (1 - tanh_c * tanh_c)
-    kind = dgates.dtype.element_ty
-    out = dgates + client * gates_k + four
-    tl.store(out, (dct * g * i * (1 - i)).to(kind), mask=within)
-    tl.store(out + H, (dct * before * f * (1 - f)).to(kind), mask=within)
-    tl.store(out + 2 * H, (dct * i * (1 - g * g)).to(kind), mask=within)
-    tl.store(out + 3 * H, (dht * tanh_c * o * (1 - o)).to(kind), mask=within)
-    tl.store(dc + client * dc_k + place, dct * f, mask=within)
-
-
-def _power(size: int, least: int, most: int) -> int:
-    """The power of two at or above `size`, within bounds."""
-    return max(least, min(most, 1 << max(size - 1, 0).bit_length()))
-
-
 # Tiles were chosen by measuring on an H200 the layers of the usual CNNs for MNIST and CIFAR and of ResNet-18.
 
 
 def _correlation_tiles(columns: int, channels: int) -> Tiles:
     if channels < 16:
-        return Tiles(128, _power(columns, 16, 64), 16, 4, 2)
-    wide = _power(columns, 16, 256)
+        return Tiles(128, power(columns, 16, 64), 16, 4, 2)
+    wide = power(columns, 16, 256)
     return Tiles(128, wide, 32, 8 if wide >= 128 else 4)
 
 
 def _weight_tiles(outputs: int, columns: int) -> Tiles:
-    tall = _power(outputs, 16, 128)
-    wide = _power(columns, 16, 128)
+    tall = power(outputs, 16, 128)
+    wide = power(columns, 16, 128)
     return Tiles(tall, wide, 32, 8 if tall * wide > 64 * 128 else 4)
 
 
 def _piece(run: int, columns: int) -> int:
     """The power of two to cut runs into, within a tile's columns, that wastes the least; of equals the greatest."""
-    least = min(16, _power(run, 1, columns))
+    least = min(16, power(run, 1, columns))
     sizes = [least << k for k in range((columns // least).bit_length())]
     return min(reversed(sizes), key=lambda size: -(-run // size) * size)
 
@@ -659,110 +471,3 @@ def conv2d_weight_gradient(
 
 def _processors(x: Tensor) -> int:
     return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
-
-
-def _step_tiles(batch: int, hidden: int, depth: int) -> Tiles:
-    return Tiles(_power(batch, 16, 32), _power(hidden, 16, 32), _power(hidden, 16, depth))
-
-
-def lstm(
-    xg: Tensor, w: Tensor, h0: Tensor, c0: Tensor, reverse: bool, tiles: Tiles | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """States (K, T, B, H), activated gates and cells of one direction from the input's gates (K, T, B, 4 H)."""
-    clients, times, batch, four = xg.shape
-    hidden = four // 4
-    xg = xg if xg.stride(-1) == 1 else xg.contiguous()
-    w, h0, c0 = w.contiguous(), h0.contiguous(), c0.contiguous()
-    h, c = (xg.new_empty(clients, times, batch, hidden) for _ in range(2))
-    gates = xg.new_empty(clients, times, batch, four)
-    chosen = tiles or _step_tiles(batch, hidden, 64)
-    grid = (triton.cdiv(hidden, chosen.columns), clients, triton.cdiv(batch, chosen.rows))
-    h_before, c_before = h0, c0
-    for t in reversed(range(times)) if reverse else range(times):
-        _lstm_step[grid](
-            xg[:, t],
-            w,
-            h_before,
-            c_before,
-            h[:, t],
-            c[:, t],
-            gates[:, t],
-            batch,
-            xg.stride(0),
-            xg.stride(2),
-            w.stride(0),
-            h_before.stride(0),
-            c_before.stride(0),
-            h.stride(0),
-            gates.stride(0),
-            H=hidden,
-            PRECISION=precision(xg.dtype),
-            BB=chosen.rows,
-            BH=chosen.columns,
-            BK=chosen.depth,
-            num_warps=chosen.warps,
-            num_stages=chosen.stages,
-        )
-        h_before, c_before = h[:, t], c[:, t]
-    return h, gates, c
-
-
-def lstm_gradient(
-    dy: Tensor,
-    dc_last: Tensor,
-    w: Tensor,
-    gates: Tensor,
-    c: Tensor,
-    c0: Tensor,
-    reverse: bool,
-    tiles: Tiles | None = None,
-    fused: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the gates (K, T, B, 4 H), of h0 and of c0, from those of the states and of the last cell.
-
-    Each step is one kernel, or with `fused` off a product of torch's and a kernel for the cell.
-    """
-    clients, times, batch, hidden = c.shape
-    dy = dy if dy.stride(-1) == 1 else dy.contiguous()
-    w, gates, c, c0 = (each.contiguous() for each in (w, gates, c, c0))
-    dgates = torch.empty_like(gates)
-    dh = torch.zeros_like(c0)
-    dc = dc_last.to(torch.float32, copy=True).contiguous()
-    chosen = tiles or _step_tiles(batch, hidden, 128)
-    grid = (triton.cdiv(hidden, chosen.columns), clients, triton.cdiv(batch, chosen.rows))
-    order = list(range(times)) if reverse else list(reversed(range(times)))
-    after = order[0]
-    for t, next_t in zip(order, [*order[1:], None], strict=True):
-        c_before = c0 if next_t is None else c[:, next_t]
-        if t != after and not fused:
-            dh = torch.bmm(dgates[:, after], w)
-        _lstm_step_back[grid](
-            dy[:, t],
-            w,
-            gates[:, t],
-            c[:, t],
-            c_before,
-            dh,
-            dc,
-            dgates[:, after],
-            dgates[:, t],
-            batch,
-            dy.stride(0),
-            dy.stride(2),
-            w.stride(0),
-            gates.stride(0),
-            c.stride(0),
-            c_before.stride(0),
-            dh.stride(0),
-            dc.stride(0),
-            H=hidden,
-            PRODUCT=fused and t != after,
-            PRECISION=precision(c.dtype),
-            BB=chosen.rows,
-            BH=chosen.columns,
-            BK=chosen.depth,
-            num_warps=chosen.warps,
-            num_stages=chosen.stages,
-        )
-        after = t
-    return dgates, torch.bmm(dgates[:, after], w), dc.to(c.dtype)

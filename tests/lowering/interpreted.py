@@ -1,0 +1,95 @@
+"""Every Triton kernel on a CPU, interpreted, against torch in float64: prints the largest difference of each as JSON.
+
+    TRITON_INTERPRET=1 python tests/lowering/interpreted.py
+
+What it cannot reach is the weights' gradient in TF32, which is written in the assembly of a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import product
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedloom.lowering import convolution_kernels, lstm_kernels
+
+CONVOLUTIONS = [  # channels, outputs, image, taps, stride, padding, dilation
+    (1, 4, (9, 8), (3, 3), (1, 1), (0, 0), (1, 1)),
+    (20, 33, (7, 6), (3, 2), (2, 1), (1, 0), (1, 1)),
+    (32, 16, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1)),
+    (3, 5, (9, 9), (3, 3), (1, 1), (2, 2), (2, 2)),
+]
+
+Found = Iterator[tuple[str, float]]
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape) + sum(shape)))
+
+
+def difference(got: Tensor, expected: Tensor) -> float:
+    """Relative to the largest number expected."""
+    return float(((got.double() - expected.double()).abs().max() / expected.abs().max()).detach())
+
+
+def convolutions() -> Found:
+    for channels, outputs, image, taps, *settings in CONVOLUTIONS:
+        x, w = draw(2, 3, channels, *image), draw(2, outputs, channels, *taps)
+        exact = [(x[k].double().requires_grad_(), w[k].double().requires_grad_()) for k in range(2)]
+        ys = [F.conv2d(*pair, None, *settings) for pair in exact]
+        g = draw(2, *ys[0].shape)
+        for k, y in enumerate(ys):
+            y.backward(g[k].double())  # type: ignore[no-untyped-call]
+        size = (ys[0].shape[-2], ys[0].shape[-1])
+        name = f"{channels} channels {taps} {settings}"
+        yield f"conv2d {name}", difference(convolution_kernels.conv2d(x, w, size, *settings), torch.stack(ys))
+        dx = convolution_kernels.conv2d_input_gradient(g, w, image, *settings)
+        yield f"input gradient {name}", difference(dx, torch.stack([each.grad for each, _ in exact]))
+        dw = convolution_kernels.conv2d_weight_gradient(g, x, taps, *settings)
+        yield f"weight gradient {name}", difference(dw, torch.stack([each.grad for _, each in exact]))
+
+
+def plain_lstm(xg: Tensor, w: Tensor, h: Tensor, c: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
+    """The states (K, T, B, H) and the last cell, from the input's gates."""
+    states: dict[int, Tensor] = {}
+    for t in reversed(range(xg.shape[1])) if reverse else range(xg.shape[1]):
+        i, f, g, o = (xg[:, t] + h @ w.mT).chunk(4, -1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        states[t] = h = o.sigmoid() * c.tanh()
+    return torch.stack([states[t] for t in range(xg.shape[1])], 1), c
+
+
+def lstms() -> Found:
+    clients, times, batch, hidden = 2, 3, 5, 20
+    given = draw(clients, times, batch, 4 * hidden), draw(clients, 4 * hidden, hidden) / 4
+    begin = draw(clients, batch, hidden), draw(clients, batch, hidden) / 2
+    dy, dc = draw(clients, times, batch, hidden), draw(clients, batch, hidden)
+    for reverse, fused in product((False, True), (True, False)):
+        xg, _, h0, c0 = exact = [each.double().requires_grad_() for each in (*given, *begin)]
+        states, cell = plain_lstm(*exact, reverse)
+        torch.autograd.backward([states, cell], [dy.double(), dc.double()])
+        h, gates, c = lstm_kernels.lstm(*given, *begin, reverse)
+        name = f"{'backwards' if reverse else 'forwards'}, {'fused' if fused else 'apart'}"
+        yield f"lstm {name}", difference(h, states)
+        found = lstm_kernels.lstm_gradient(dy, dc, given[1], gates, c, begin[1], reverse, fused=fused)
+        for what, got, leaf in zip(("gates", "state", "cell"), found, (xg, h0, c0), strict=True):
+            assert leaf.grad is not None
+            yield f"lstm's gradient of {what} {name}", difference(got, leaf.grad)
+
+
+def rows() -> Found:
+    from fedloom import kernels  # cannot be imported without Triton
+
+    given, coefficients = draw(7, 1000), draw(3, 7).double()
+    total = kernels.add_rows(torch.zeros(3, 1000, dtype=torch.float64), given, coefficients)
+    yield "add rows", difference(total, coefficients @ given.double())
+    yield "row squares", difference(kernels.row_squares(given), given.double().square().sum(1))
+
+
+if __name__ == "__main__":
+    torch.set_float32_matmul_precision("highest")
+    print(json.dumps(dict([*convolutions(), *lstms(), *rows()])))
