@@ -116,9 +116,11 @@ def to_reply(trained: Trained) -> RecordDict:
 def counted(content: RecordDict) -> dict[str, list[float]]:
     """What the client measured on the batches it trained on: numerator and denominator of each metric."""
     metrics = content.metric_records.get(METRICS) or MetricRecord()
-    found = {name.removeprefix(COUNTED): sums for name, sums in metrics.items() if name.startswith(COUNTED)}
+    pairs = {name: sums for name, sums in metrics.items() if isinstance(sums, list) and len(sums) == 2}
     return {
-        name: [float(part) for part in sums] for name, sums in found.items() if isinstance(sums, list) and len(sums) == 2
+        name.removeprefix(COUNTED): [float(part) for part in sums]
+        for name, sums in pairs.items()
+        if name.startswith(COUNTED)
     }
 
 
