@@ -18,7 +18,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedloom[
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from one_room import NODES, OneRoom, apps, deploy, rows_of
 
-from fedloom.flower import FlowerStrategy
+from fedloom.flower import FlowerStrategy, wire
 from fedloom.flower.keeping import Keeping
 from fedloom.functional import Functional
 
@@ -198,9 +198,27 @@ def test_a_run_goes_on_in_its_directory_with_the_same_nodes(tmp_path: Path) -> N
     room.contexts[5] = room.contexts[11]
     resumed = deploy(TASK, room, make(), rounds=4, cohort=2, run_dir=tmp_path / "run")
     assert apart(resumed.now.params, whole.now.params) == 0
+    assert [record["round"] for record in resumed.rounds] == [0, 1, 2, 3]
     rounds = [json.loads(line)["round"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rounds == [0, 1, 2, 3]
     assert json.loads((tmp_path / "run" / "nodes.json").read_text())["nodes"] == {"11": 0, "340": 1, "907": 2}
+
+
+def test_a_simulation_that_did_not_finish_is_gone_on_with(tmp_path: Path) -> None:
+    make, options = dict(CONSTRUCTORS)["fedadam-none"], {"cohort": 2, "batch_size": 8}
+    whole = fl.simulate(TASK, DATA, make(), rounds=4, executor="loop", **options)
+    fl.simulate(TASK, DATA, make(), rounds=2, executor="loop", run_dir=tmp_path / "run", **options)
+    (tmp_path / "run" / "summary.json").unlink()
+    room = OneRoom(apps(TASK, DATA, make(), tmp_path))
+    deployed = deploy(TASK, room, make(), rounds=4, run_dir=tmp_path / "run", **options)
+    assert [record["round"] for record in deployed.rounds] == [0, 1, 2, 3]
+    assert apart(deployed.now.params, whole.params) < 1e-12
+
+
+def test_an_order_cannot_name_a_folder_elsewhere_on_the_device() -> None:
+    order = wire.Order("../there", 0, 0, 0, 0, -1, "", 1, False)
+    with pytest.raises(fl.FedloomError, match="expected a run of letters and digits, got '../there'"):
+        wire.Order.read(RecordDict({wire.ORDER: order.record()}))
 
 
 def test_other_settings_than_the_run_was_begun_with_are_told(tmp_path: Path) -> None:

@@ -65,15 +65,17 @@ class Keeping:
             table = {str(node): client for node, client in sorted(self.nodes.clients.items())}
             write_json(self.directory.path / NODES, {"run": self.nodes.run, "nodes": table})
 
-    def restore(self, start: Standing, remembers: bool) -> Standing:
-        """The last state in the directory, or `start`; `remembers`: clients of this algorithm keep rows."""
+    def restore(self, start: Standing, remembers: bool) -> tuple[Standing, list[dict[str, Any]]]:
+        """The last state in the directory, or `start`, and the rounds before it.
+
+        `remembers`: clients of this algorithm keep rows.
+        """
         if self.directory is None:
-            return start
+            return start, []
         saved = self.directory.saved()
         value = checkpoint.load(saved[-1]) if saved else None
-        self.directory.rewind(0 if value is None else value["round"])
         if value is None:
-            return start
+            return start, self.directory.rewind(0)
         state = checkpoint.state_from_dict(value["state"])
         if state.population != start.state.population:
             expected, got = start.state.population, state.population
@@ -84,7 +86,8 @@ class Keeping:
                 "choose another run_dir"
             )
         admitted = {int(client): round for client, round in value.get("admitted", {}).items()}
-        return Standing(value["params"], state, value["sampler"], value["round"], admitted)
+        now = Standing(value["params"], state, value["sampler"], value["round"], admitted)
+        return now, self.directory.rewind(now.round)
 
     def record(self, row: Mapping[str, Any], now: Standing) -> None:
         """A round is over: its line, and the state after it, in the form that a simulation's has."""

@@ -93,9 +93,8 @@ class FlowerStrategy(Strategy):
             "cohort": self.cohort if isinstance(self.cohort, int | float) else repr(self.cohort),
             **vars(self.batching),
             "seed": self.seed,
-            "sampling_seed": self.draw_seed,
+            "sampling_seed": None if self.draw_seed == self.seed else self.draw_seed,
             "sampler": self.sampler.name,
-            "executor": "flower",
         }
 
     @property
@@ -123,7 +122,7 @@ class FlowerStrategy(Strategy):
         if initial_arrays is not None:
             self._begin(self.functional.starting_from(wire.from_arrays(initial_arrays)))
         self.keeping = Keeping(self.run_dir, self._config())
-        self.now = self.keeping.restore(self.now, self.algorithm.memory is not None)
+        self.now, self.rounds = self.keeping.restore(self.now, self.algorithm.memory is not None)
         done = self.now.round
         if done:
             _log.info("Going on after round %d, from %s", done, self.run_dir)

@@ -81,6 +81,8 @@ class Order:
                 "use fedloom.flower.FlowerStrategy in the ServerApp"
             )
         given = content.config_records[ORDER]
+        if not str(given["run"]).isalnum():  # it becomes the name of a folder on the device
+            raise FedloomError(f"client_app: expected a run of letters and digits, got {given['run']!r}")
         return Order(**{field.name: given[field.name] for field in fields(Order) if field.name in given})  # type: ignore[arg-type]
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 from algorithm_table import CONSTRUCTORS, WRAPPED
-from small_federations import classification
-
-import fedloom as fl
+from small_federations import classification, linear
 
 SIZES = (30, 18, 45)
 DATA = classification(SIZES, dtype=torch.float32)
@@ -18,16 +16,4 @@ ALGORITHMS = {
 }
 """One of each constructor, the first of its rows in the table; and FedGLAD around FedAvg."""
 
-
-class Model(torch.nn.Module):
-    """Dense layers with batch norm between them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(torch.relu(self.norm(self.first(x))))
-
-
-TASK = fl.Task(model=Model)
+TASK = linear()
