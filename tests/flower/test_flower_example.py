@@ -73,6 +73,7 @@ def test_nodes_that_cannot_prove_themselves_are_refused(secured: Federation) -> 
     secured.supernode("plain-text", 0, "--max-retries=1", security=("--insecure",))
     for name in ("stranger", "wrong-authority", "plain-text"):
         refused(secured, name)
+    assert secured.says("wrong-authority", "certificate verify failed")
     plain = secured.flwr("run", EXAMPLE)  # whoever starts a run must speak TLS too
     assert plain.returncode != 0
 

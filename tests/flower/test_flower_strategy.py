@@ -217,7 +217,7 @@ def test_a_simulation_that_did_not_finish_is_gone_on_with(tmp_path: Path) -> Non
 
 def test_an_order_cannot_name_a_folder_elsewhere_on_the_device() -> None:
     order = wire.Order("../there", 0, 0, 0, 0, -1, "", 1, False)
-    with pytest.raises(fl.FedloomError, match="expected a run of letters and digits, got '../there'"):
+    with pytest.raises(fl.FedloomError, match="expected a run of letters and digits"):
         wire.Order.read(RecordDict({wire.ORDER: order.record()}))
 
 

@@ -14,22 +14,32 @@ from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 import fedloom.flower
 import fedloom.simulation  # noqa: F401
 
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children that ended need no burial
-with socket.socket(socket.AF_UNIX) as door:
-    door.bind(sys.argv[1])
-    door.listen(64)
-    while True:
-        link, _ = door.accept()
-        if os.fork():
+
+def serve(path: str) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children that ended need no burial
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(path)
+        door.listen(64)
+        while True:
+            link, _ = door.accept()
+            if not os.fork():
+                door.close()
+                answer(link)
             link.close()
-            continue
-        door.close()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        with link.makefile("rb") as asked:
-            sys.argv, environment = json.load(asked)
-        os.environ.clear()
-        os.environ.update(environment)
-        try:
-            flwr_clientapp()
-        finally:
-            os._exit(0)  # without taking torch apart, which takes longer than the training
+
+
+def answer(link: socket.socket) -> None:
+    """In the child: be the process that was asked for, and end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    with link.makefile("rb") as asked:
+        sys.argv, environment = json.load(asked)
+    os.environ.clear()
+    os.environ.update(environment)
+    try:
+        flwr_clientapp()
+    finally:
+        os._exit(0)  # without taking torch apart, which takes longer than the training
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

@@ -20,18 +20,20 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     case, out = context.run_config["case"], Path(str(context.run_config["out"]))
 
-    def start(name: str, cohort: int = 2, **options: float) -> None:
-        strategy = Strategy(ALGORITHMS[name](), TASK, population=3, run_dir=out / name, **OPTIONS | {"cohort": cohort})
+    def made(name: str, **options: int) -> Strategy:
+        return Strategy(ALGORITHMS[name](), TASK, population=3, run_dir=out / name, **OPTIONS | options)
+
+    def start(name: str, strategy: Strategy, **options: float) -> None:
         strategy.start(grid, num_rounds=5, train_config=ConfigRecord({"algorithm": name}), **options)
 
-    if case == "equal":
-        with ThreadPoolExecutor(len(ALGORITHMS)) as pool:
-            for running in [pool.submit(start, name) for name in ALGORITHMS]:
-                running.result()
+    if case == "equal":  # models are made one after the other: torch has one generator for all threads
+        strategies = {name: made(name) for name in ALGORITHMS}
+        with ThreadPoolExecutor(len(strategies)) as pool:
+            list(pool.map(start, strategies, strategies.values()))
     elif case == "restart":
-        start("scaffold")
+        start("scaffold", made("scaffold"))
     else:
-        start("fedavg", cohort=3, timeout=20)
+        start("fedavg", made("fedavg", cohort=3), timeout=20)
 
 
 class Strategy(FlowerStrategy):
