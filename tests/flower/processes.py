@@ -105,7 +105,9 @@ class Federation:
         return words in (self.folder / f"{name}.log").read_text(errors="replace")
 
     def kill(self, name: str) -> None:
-        os.killpg(self.running.pop(name).pid, signal.SIGKILL)
+        process = self.running.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
     def close(self) -> None:
         """End everything that was started here, what Flower started in sessions of its own too: by its environment."""
