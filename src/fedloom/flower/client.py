@@ -102,7 +102,7 @@ def _numbered(given: Any, client: int) -> FederatedData:
     data = given
     if isinstance(given, tuple) and len(given) == 2:
         x, y = given
-        data = federate(x, y, [range(len(y) if not isinstance(y, dict | tuple) else count(y))])
+        data = federate(x, y, [range(count(y))])
     if not isinstance(data, FederatedData) or data.population != 1:
         got = f"{data.population} clients" if isinstance(data, FederatedData) else type(given).__name__
         raise FedloomError(f"data_fn: expected (x, y), or a FederatedData of one client; got {got}")
