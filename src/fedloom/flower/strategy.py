@@ -72,7 +72,9 @@ class FlowerStrategy(Strategy):
         self.sampler, self.test, self.run_dir = as_sampler(sampler), test, run_dir
         if self.sampler.each_draw_counts or self.sampler.forced:
             got = self.sampler.name
-            raise FedloomError(f"FlowerStrategy sampler: expected one that needs no sizes of clients, got {got!r}")
+            raise FedloomError(
+                f"FlowerStrategy sampler: expected one that needs no client's size and no forced cohort, got {got!r}"
+            )
         cohort_size(cohort, population)
         self.functional = Functional.of(task, seed, torch.device("cpu"))
         self.rounds: list[dict[str, Any]] = []
@@ -90,7 +92,7 @@ class FlowerStrategy(Strategy):
         return {
             "algorithm": repr(self.algorithm),
             "population": self.population,
-            "cohort": self.cohort if isinstance(self.cohort, int | float) else repr(self.cohort),
+            "cohort": self.cohort if isinstance(self.cohort, int | float) else None,
             **vars(self.batching),
             "seed": self.seed,
             "sampling_seed": None if self.draw_seed == self.seed else self.draw_seed,
