@@ -19,7 +19,6 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from one_room import NODES, OneRoom, apps, deploy, rows_of
 
 from fedloom.flower import FlowerStrategy, wire
-from fedloom.flower.keeping import Keeping
 from fedloom.functional import Functional
 
 SIZES = (30, 18, 45)
@@ -55,7 +54,7 @@ def test_five_rounds_through_flower_are_those_of_a_simulation(name: str, make: A
     deployed = deploy(TASK, OneRoom(apps(TASK, DATA, make(), tmp_path)), make(), **options)
     assert apart(deployed.now.params, simulated.params) < 1e-12
     assert apart(deployed.now.state.buffers, simulated.buffers) < 1e-12
-    for told, record in zip(deployed.rounds, simulated.rounds, strict=True):
+    for told, record in zip(deployed.history.rounds, simulated.rounds, strict=True):
         assert told["train_loss"] == pytest.approx(record["train_loss"], rel=1e-9)
         assert told["train_accuracy"] == pytest.approx(record["train_accuracy"], rel=1e-9)
 
@@ -97,7 +96,7 @@ def test_what_a_stock_client_cannot_do_is_refused(name: str, caplog: pytest.LogC
     make = dict(CONSTRUCTORS)[name]
     room = OneRoom({node: stock(DATA, client) for client, node in enumerate(NODES)})
     deployed = deploy(TASK, room, make(), rounds=1)
-    assert deployed.rounds[0]["admitted"] == 0
+    assert deployed.history.rounds[0]["admitted"] == 0
     assert apart(deployed.now.params, fresh().params) == 0
     assert "expected a reply of fedloom.flower.client_app" in caplog.text
 
@@ -143,7 +142,7 @@ def test_a_reply_that_does_not_fit_is_refused_with_its_node_and_reason(
     room = OneRoom({node: stock(DATA, client) for node, client in numbers.items()})
     room.apps[11] = broken(change)
     deployed = deploy(TASK, room, fl.fedavg(client_lr=0.1), rounds=1)
-    assert deployed.rounds[0]["admitted"] == 2
+    assert deployed.history.rounds[0]["admitted"] == 2
     [told] = [line for line in caplog.messages if line.endswith(": refused")]
     assert told.startswith("node 11 (client 0), round 0: ") and reason in told
 
@@ -156,7 +155,7 @@ def test_nodes_that_raise_or_never_answer_are_left_out(caplog: pytest.LogCapture
         raise TimeoutError
 
     room = OneRoom({907: stock(DATA, 2), 11: raises, 340: silent})
-    assert deploy(TASK, room, fl.fedavg(client_lr=0.1), rounds=2).rounds[1]["admitted"] == 1
+    assert deploy(TASK, room, fl.fedavg(client_lr=0.1), rounds=2).history.rounds[1]["admitted"] == 1
     assert "node 11 (client 0), round 1: the disk is full: refused" in caplog.text
     assert "node 340 (client 1), round 1: no reply in time: refused" in caplog.text
 
@@ -198,7 +197,7 @@ def test_a_run_goes_on_in_its_directory_with_the_same_nodes(tmp_path: Path) -> N
     room.contexts[5] = room.contexts[11]
     resumed = deploy(TASK, room, make(), rounds=4, cohort=2, run_dir=tmp_path / "run")
     assert apart(resumed.now.params, whole.now.params) == 0
-    assert [record["round"] for record in resumed.rounds] == [0, 1, 2, 3]
+    assert [record["round"] for record in resumed.history.rounds] == [0, 1, 2, 3]
     rounds = [json.loads(line)["round"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rounds == [0, 1, 2, 3]
     assert json.loads((tmp_path / "run" / "nodes.json").read_text())["nodes"] == {"11": 0, "340": 1, "907": 2}
@@ -211,7 +210,7 @@ def test_a_simulation_that_did_not_finish_is_gone_on_with(tmp_path: Path) -> Non
     (tmp_path / "run" / "summary.json").unlink()
     room = OneRoom(apps(TASK, DATA, make(), tmp_path))
     deployed = deploy(TASK, room, make(), rounds=4, run_dir=tmp_path / "run", **options)
-    assert [record["round"] for record in deployed.rounds] == [0, 1, 2, 3]
+    assert [record["round"] for record in deployed.history.rounds] == [0, 1, 2, 3]
     assert apart(deployed.now.params, whole.params) < 1e-12
 
 
@@ -229,7 +228,7 @@ def test_other_settings_than_the_run_was_begun_with_are_told(tmp_path: Path) -> 
 
 def test_a_client_of_another_algorithm_is_told_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     room = OneRoom(apps(TASK, DATA, fl.fedavg(client_lr=0.1), tmp_path))
-    assert deploy(TASK, room, fl.fedavg(client_lr=0.2), rounds=1).rounds[0]["admitted"] == 0
+    assert deploy(TASK, room, fl.fedavg(client_lr=0.2), rounds=1).history.rounds[0]["admitted"] == 0
     assert "client_app algorithm: expected the server's" in caplog.text
 
 

@@ -7,10 +7,9 @@ saved round asks for the older one.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-from fedloom import checkpoint
+from fedloom import checkpoint, durable
 from fedloom.data.places import user_cache
 from fedloom.errors import FedloomError
 from fedloom.flower.wire import Order
@@ -30,9 +29,9 @@ class DeviceRows:
 
     def store(self) -> RowStore:
         """The row to begin from; none before the client was first admitted."""
-        kept = self._round(self.order.remembered)
         if self.order.remembered < 0:
             return RowStore()
+        kept = self._round(self.order.remembered)
         if not kept.exists():
             raise FedloomError(
                 f"client {self.order.client}, round {self.order.round}: expected what it remembers of round "
@@ -41,8 +40,12 @@ class DeviceRows:
         return RowStore({self.order.client: checkpoint.load(kept)})
 
     def keep(self, row: Params) -> None:
-        """Write the round's row; only it and the one it was made from stay."""
-        checkpoint.save(self._round(self.order.round), row)
+        """Write the round's row; only it and the one it was made from stay.
+
+        A row of the same round is there where a server goes on: its reply was never admitted.
+        """
+        durable.sweep(self.path)
         for old in self.path.glob("round-*"):
-            if old not in (self._round(self.order.round), self._round(self.order.remembered)):
-                shutil.rmtree(old)
+            if old != self._round(self.order.remembered):
+                durable.remove_folder(old)
+        checkpoint.save(self._round(self.order.round), row)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,22 +17,29 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedloom import random
+from fedloom import private_runs, random
+from fedloom.accounting import Ledger
 from fedloom.algorithm import Algorithm
 from fedloom.batches import Batching
-from fedloom.data.federated import Features
+from fedloom.data.federated import Features, count, federate
 from fedloom.errors import Diverged, FedloomError
 from fedloom.evaluation import evaluate
 from fedloom.flower import wire
-from fedloom.flower.keeping import Keeping, Standing
+from fedloom.flower.nodes import Nodes
+from fedloom.flower.standing import Standing
 from fedloom.functional import Functional
+from fedloom.history import History
+from fedloom.preparation import check_arrivals, check_counts, check_kinds
+from fedloom.private_setup import on_terms, opened
+from fedloom.records import Records
+from fedloom.resumption import newest
+from fedloom.rundir import CONFIG, enter
 from fedloom.sampling import Sampler, as_sampler, cohort_size
+from fedloom.system import System
 from fedloom.task import Task
 from fedloom.types import Cohort, Report
 
 _log = logging.getLogger("flwr")
-_LOOK_AGAIN = 1.0
-"""Seconds between looks at which nodes are there, while too few are."""
 
 
 class FlowerStrategy(Strategy):
@@ -39,7 +48,11 @@ class FlowerStrategy(Strategy):
     The first `population` nodes are numbered as clients 0, 1, ... by ascending node id; the table is kept in `run_dir`.
     Until they are there the first round waits. Later rounds draw from those that are connected. A reply that is an
     error, does not fit the model or is refused by the gate is logged with its node and reason, and the round goes on
-    without it. `test` is `(x, y)`, to evaluate on after each round. A `run_dir` with an unfinished run is gone on with.
+    without it. `test` is `(x, y)`, to evaluate on after each round.
+
+    In `run_dir` the state is written after every round, and an unfinished run is gone on with. Other settings, test
+    rows or versions than it was begun with are refused, unless `allow` names the key. `history` is what `simulate`
+    would return.
 
     >>> import fedloom as fl
     >>> task = fl.Task(model=lambda: fl.models.Logistic(64, 10))
@@ -61,30 +74,31 @@ class FlowerStrategy(Strategy):
         seed: int = 0,
         sampling_seed: int | None = None,
         sampler: str | Sampler = "uniform",
+        min_reports: int = 1,
         test: tuple[Features, Features] | None = None,
         run_dir: str | PathLike[str] | None = None,
+        allow: Collection[str] = (),
     ) -> None:
-        if algorithm.work.pooled:
-            raise FedloomError(f"FlowerStrategy: expected a federated algorithm, got {algorithm.name}: use fl.simulate")
-        self.algorithm, self.task, self.population, self.cohort = algorithm, task, population, cohort
-        self.batching = Batching(epochs, steps, batch_size, drop_last)
+        check_kinds("FlowerStrategy", algorithm=(algorithm, Algorithm), task=(task, Task))
+        check_counts(population=population)
+        self.population, self.cohort, self.sampler = population, cohort, _deployable(algorithm, as_sampler(sampler))
+        self.algorithm = on_terms(
+            "FlowerStrategy", algorithm, population, cohort, self.sampler, seed, min_reports=min_reports
+        )
+        check_arrivals((), min_reports, System(), cohort_size(cohort, population))
+        self.task, self.batching = task, Batching(epochs, steps, batch_size, drop_last)
         self.seed, self.draw_seed = seed, seed if sampling_seed is None else sampling_seed
-        self.sampler, self.test, self.run_dir = as_sampler(sampler), test, run_dir
-        if self.sampler.each_draw_counts or self.sampler.forced:
-            got = self.sampler.name
-            raise FedloomError(
-                f"FlowerStrategy sampler: expected one that needs no client's size and no forced cohort, got {got!r}"
-            )
-        cohort_size(cohort, population)
-        self.functional = Functional.of(task, seed, torch.device("cpu"))
-        self.rounds: list[dict[str, Any]] = []
+        self.min_reports, self.test, self.allow = min_reports, test, allow
+        self.run_dir = None if run_dir is None else Path(run_dir)
         self._asked: dict[int, int] = {}  # node -> client, in the round that is on
-        self._clock = time.perf_counter()
-        self.keeping = Keeping(None, {})
-        self._begin(self.functional)
+        self._began = self._clock = time.perf_counter()
+        self._ledger: Ledger | None = None
+        self._begin(Functional.of(task, seed, torch.device("cpu")))
 
     def _begin(self, functional: Functional) -> None:
+        """Before the first round of a run that nobody has begun."""
         self.functional = functional
+        self.history = History(constants=functional.constants, names=functional.names, resolved={"executor": "flower"})
         x, sampling = functional.params, self.sampler.init(self.population)
         self.now = Standing(x, self.algorithm.init(x, self.population, buffers=functional.buffers), sampling)
 
@@ -97,7 +111,12 @@ class FlowerStrategy(Strategy):
             "seed": self.seed,
             "sampling_seed": None if self.draw_seed == self.seed else self.draw_seed,
             "sampler": self.sampler.name,
+            "min_reports": self.min_reports,
         }
+
+    def _fingerprint(self) -> str:
+        """Of the rows that the server has: those to evaluate on."""
+        return "" if self.test is None else federate(*self.test, [range(count(self.test[1]))]).fingerprint()
 
     @property
     def arrays(self) -> ArrayRecord:
@@ -120,35 +139,51 @@ class FlowerStrategy(Strategy):
         Without `initial_arrays` the model begins as it does in a simulation with the same seed. A round waits for
         replies for `timeout` seconds.
         """
-        began = time.perf_counter()
+        check_counts(num_rounds=num_rounds)
         if initial_arrays is not None:
             self._begin(self.functional.starting_from(wire.from_arrays(initial_arrays)))
-        self.keeping = Keeping(self.run_dir, self._config())
-        self.now, self.rounds = self.keeping.restore(self.now, self.algorithm.memory is not None)
-        done = self.now.round
-        if done:
-            _log.info("Going on after round %d, from %s", done, self.run_dir)
-        result = super().start(
-            grid,
-            self.arrays,
-            max(0, num_rounds - done),
-            timeout,
-            train_config,
-            evaluate_config,
-            None if evaluate_fn is None else lambda t, arrays: evaluate_fn(t + done, arrays),
+        with nullcontext() if self.run_dir is None else enter(self.run_dir, resume=True):
+            self._go_on()
+            done = self.now.round
+            told = super().start(
+                grid,
+                self.arrays,
+                max(0, num_rounds - done),
+                timeout,
+                train_config,
+                evaluate_config,
+                None if evaluate_fn is None else lambda t, arrays: evaluate_fn(t + done, arrays),
+            )
+            self._finish()
+        per_round = (
+            *(told.train_metrics_clientapp, told.evaluate_metrics_clientapp),
+            told.evaluate_metrics_serverapp,
         )
-        self.keeping.finish(self.seed, self.rounds, time.perf_counter() - began)
-        return Result(
-            self.arrays,
-            *(
-                {t + done: metrics for t, metrics in told.items()}
-                for told in (
-                    result.train_metrics_clientapp,
-                    result.evaluate_metrics_clientapp,
-                    result.evaluate_metrics_serverapp,
-                )
-            ),
+        return Result(self.arrays, *({t + done: metrics for t, metrics in each.items()} for each in per_round))
+
+    def _go_on(self) -> None:
+        """To where the run in the directory stands; without one, to the beginning."""
+        folder, self._began = self.run_dir, time.perf_counter()
+        found = newest(folder) if folder is not None and (folder / CONFIG).exists() else None
+        if found is not None:
+            self.now = self.now.restored(found)
+            self._began -= found.notes.get("seconds", 0.0)
+        if self.algorithm.privacy is not None:
+            self._ledger, self.sampler = opened(self.algorithm.privacy, self.population, self.sampler, folder)
+        self._records = Records(
+            *(folder, self._config(), self.history, self._fingerprint, self.seed, found, self.allow)
         )
+        self._nodes = Nodes.of(self.population, folder)
+        if found is not None:
+            for why in found.passed_over:
+                _log.warning("%s: passed over", why)
+            _log.info("Going on after round %d, from %s", self.now.round, folder)
+
+    def _finish(self) -> None:
+        now, history = self.now, self.history
+        history.params, history.buffers, history.state = now.params, now.state.buffers, now.state
+        history.seconds = time.perf_counter() - self._began
+        self._records.summarise(history, self._ledger)
 
     def summary(self) -> None:
         _log.info("\t├──> Algorithm: %r", self.algorithm)
@@ -159,7 +194,7 @@ class FlowerStrategy(Strategy):
     ) -> Iterable[Message]:
         """Draw the round's cohort among the nodes that are connected, and write each of them its order."""
         self._clock = time.perf_counter()
-        t, present = self.now.round, self._present(grid)
+        t, present = self.now.round, self._nodes.present(grid)
         here = torch.zeros(self.population, dtype=torch.int64)
         here[list(present)] = 1
         key = random.key(self.draw_seed, t, 0, "cohort")
@@ -184,7 +219,7 @@ class FlowerStrategy(Strategy):
 
     def _order(self, client: int) -> wire.Order:
         return wire.Order(
-            run=self.keeping.nodes.run,
+            run=self._nodes.run,
             client=client,
             round=self.now.round,
             server_round=self.now.state.round,
@@ -194,29 +229,17 @@ class FlowerStrategy(Strategy):
             **vars(self.batching),
         )
 
-    def _present(self, grid: Grid) -> dict[int, int]:
-        """Client -> node, of those connected; waits for the whole population once, and for somebody ever after."""
-        table, waiting = self.keeping.nodes.clients, False
-        while True:
-            online = sorted(grid.get_node_ids())
-            if not table and len(online) >= self.population:
-                table.update({node: client for client, node in enumerate(online[: self.population])})
-                self.keeping.write_nodes()
-            present = {table[node]: node for node in online if node in table}
-            if present:
-                return present
-            if not waiting:
-                _log.info("Waiting for nodes: %d of %d are connected", len(online), self.population)
-                waiting = True
-            time.sleep(_LOOK_AGAIN)
-
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """One server round: rows that fit, in the order of clients, go to `Algorithm.apply`, whose gate comes first."""
         now, received = self.now, self._receive(replies)
         rows = [received[client][0] for client in sorted(received)]
-        params, state, report = self.algorithm.apply(now.params, now.state, _alike(rows), self.sampler.needs)
+        if self._ledger is not None:
+            self._ledger.charge()
+        params, state, report = self.algorithm.apply(
+            now.params, now.state, _alike(rows), self.sampler.needs, min_reports=self.min_reports
+        )
         self._tell_refused(report)
         for name, leaf in params.items():
             if not bool(torch.isfinite(leaf).all()):
@@ -225,9 +248,14 @@ class FlowerStrategy(Strategy):
         sampling = self.sampler.observe(now.sampling, report)
         self.now = Standing(params, state, sampling, now.round + 1, now.admitted | dict.fromkeys(ids, now.round))
         record: dict[str, Any] = {"round": now.round, **_trained(report, received), **report}
-        record |= {"asked": len(self._asked), **self._measure(), "seconds": time.perf_counter() - self._clock}
-        self.rounds.append(record)
-        self.keeping.record(record, self.now)
+        record["asked"] = len(self._asked)
+        if self._ledger is not None:
+            record = private_runs.covered(record, self.algorithm.upload.learns)
+            record["epsilon"] = self._ledger.epsilon
+        record |= {**self._measure(), "seconds": time.perf_counter() - self._clock}
+        self.history.rounds.append(record)
+        self._records.record(record)
+        self._records.write(self.now.round, self.now.to_dict(), time.perf_counter() - self._began)
         return self.arrays, MetricRecord({name: value for name, value in record.items() if math.isfinite(value)})
 
     def _receive(self, replies: Iterable[Message]) -> dict[int, Received]:
@@ -274,6 +302,19 @@ class FlowerStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         return None
+
+
+def _deployable(algorithm: Algorithm, sampler: Sampler) -> Sampler:
+    """The sampler; an error where it, or the algorithm, asks for what only a simulation has."""
+    objections = (
+        (algorithm.work.pooled, "a federated algorithm", f"{algorithm.name}, which pools all rows"),
+        (sampler.each_draw_counts, "a sampler that does not draw by the clients' sizes", repr(sampler.name)),
+        (bool(sampler.forced), "cohorts among those who are connected", "forced ones"),
+    )
+    for refused, expected, got in objections:
+        if refused:
+            raise FedloomError(f"FlowerStrategy: expected {expected}, got {got}: only fl.simulate can")
+    return sampler
 
 
 Received = tuple[Cohort, Mapping[str, Sequence[float]]]

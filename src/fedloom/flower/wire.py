@@ -17,6 +17,7 @@ from fedloom import gate
 from fedloom.aggregate import require
 from fedloom.algorithm import Algorithm
 from fedloom.batches import Batching
+from fedloom.data.bounded import DAMAGE
 from fedloom.errors import FedloomError
 from fedloom.executors.job import Trained
 from fedloom.types import Cohort, Params
@@ -47,7 +48,11 @@ def to_arrays(leaves: Params) -> ArrayRecord:
 
 
 def from_arrays(record: ArrayRecord) -> Params:
-    return dict(record.to_torch_state_dict())
+    """The leaves of a record that came over the wire: whatever is wrong with its bytes is one line."""
+    try:
+        return dict(record.to_torch_state_dict())
+    except (*DAMAGE, TypeError, MemoryError) as error:
+        raise FedloomError(f"arrays: expected numpy's form, got {type(error).__name__}: {str(error)[:200]}") from None
 
 
 @dataclass(frozen=True)
