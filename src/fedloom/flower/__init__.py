@@ -13,6 +13,7 @@ if find_spec("flwr") is None:
     raise FedloomError("fedloom.flower: expected flwr>=1.26, got none: pip install 'fedloom[flower]'")
 
 from fedloom.flower.client import client_app as client_app
+from fedloom.flower.experiment import plan as plan
 from fedloom.flower.strategy import FlowerStrategy as FlowerStrategy
 
-__all__ = ["FlowerStrategy", "client_app"]
+__all__ = ["FlowerStrategy", "client_app", "plan"]

@@ -38,8 +38,9 @@ class Nodes:
             return Nodes(population, path)
         told = read_json(path)
         try:
-            return Nodes(population, path, {int(node): int(told["nodes"][node]) for node in told["nodes"]}, told["run"])
-        except (KeyError, TypeError, ValueError):
+            clients = {int(node): int(client) for node, client in told["nodes"].items()}
+            return Nodes(population, path, clients, told["run"])
+        except (AttributeError, KeyError, TypeError, ValueError):
             raise Damaged(f"{path}: expected the table of a run's nodes, got something else") from None
 
     def present(self, grid: Grid) -> dict[int, int]:
