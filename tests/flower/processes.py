@@ -1,7 +1,8 @@
 """A SuperLink and SuperNodes of Flower, as processes on this machine's loopback.
 
-A SuperNode starts a process for every message, most of whose time would go to importing torch. Here that process is
-forked from one that has imported it: `flwr-clientapp` on the path hands its arguments over to `warm.py`.
+Flower starts a process for every run's ServerApp and for every message's ClientApp, most of whose time would go to
+importing torch. Here those are forked from one that has imported it: the commands in `COMMANDS` are found first on the
+path and hand their arguments over to `warm.py`.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from typing import Any
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 SHIM = """#!{python} -IS
-import json, os, socket, sys
+import json, os, socket, sys, time
 with socket.socket(socket.AF_UNIX) as link:
-    link.connect({path!r})
-    link.sendall(json.dumps([sys.argv, dict(os.environ)]).encode())
+    while link.connect_ex({path!r}):
+        time.sleep(0.1)
+    socket.send_fds(link, [b"."], [1, 2])
+    link.sendall(json.dumps([sys.argv, os.getcwd(), dict(os.environ)]).encode())
     link.shutdown(socket.SHUT_WR)
-    link.recv(1)
+    sys.exit((link.recv(1) or b"\\1")[0])
 """
+COMMANDS = ("flwr", "flwr-serverapp", "flwr-clientapp")
 
 
 def free_port() -> int:
@@ -40,13 +44,14 @@ class Federation:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.port, self.running = folder, free_port(), dict[str, subprocess.Popen[bytes]]()
-        bin_folder = folder / "bin"
-        bin_folder.mkdir(parents=True)
+        self.bin = folder / "bin"
+        self.bin.mkdir(parents=True)
         door = folder / "warm.sock"
-        (bin_folder / "flwr-clientapp").write_text(SHIM.format(python=sys.executable, path=str(door)))
-        (bin_folder / "flwr-clientapp").chmod(0o755)
+        for name in COMMANDS:
+            (self.bin / name).write_text(SHIM.format(python=sys.executable, path=str(door)))
+            (self.bin / name).chmod(0o755)
         self.environment = os.environ | {
-            "PATH": f"{bin_folder}:{BIN}:{os.environ['PATH']}",
+            "PATH": f"{self.bin}:{BIN}:{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
             "OMP_NUM_THREADS": "1",
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -55,7 +60,6 @@ class Federation:
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
         }
         self.start("warm", sys.executable, HERE / "warm.py", door)
-        wait_for("the warm process", door.exists, 300, self)
 
     def start(self, name: str, *command: Any) -> subprocess.Popen[bytes]:
         home = self.folder / f"home-{name}"
@@ -70,10 +74,8 @@ class Federation:
             )
         return self.running[name]
 
-    def superlink(self, *options: Any, security: tuple[Any, ...] = ("--insecure",)) -> None:
-        self.start(
-            "superlink", BIN / "flower-superlink", *security, "--host=127.0.0.1", f"--port={self.port}", *options
-        )
+    def superlink(self, *options: Any) -> None:
+        self.start("superlink", BIN / "flower-superlink", "--host=127.0.0.1", f"--port={self.port}", *options)
 
         def listens() -> bool:
             with socket.socket() as probe:
@@ -81,20 +83,20 @@ class Federation:
 
         wait_for("the SuperLink", listens, 300, self)
 
-    def supernode(self, name: str, partition: int, *options: Any, security: tuple[Any, ...] = ("--insecure",)) -> None:
+    def supernode(self, name: str, partition: int, *options: Any) -> None:
         self.start(
-            *(name, BIN / "flower-supernode", *security, f"--superlink=127.0.0.1:{self.port}", "--host=127.0.0.1"),
+            *(name, BIN / "flower-supernode", f"--superlink=127.0.0.1:{self.port}", "--host=127.0.0.1"),
             *(f"--port={free_port()}", f"--node-config=partition-id={partition} num-partitions=3", *options),
         )
 
-    def flwr(self, *command: Any, connection: str = "insecure = true") -> subprocess.CompletedProcess[str]:
+    def flwr(self, *command: Any, connection: str) -> subprocess.CompletedProcess[str]:
         """A `flwr` command with this SuperLink as its default connection."""
         home = self.folder / "home-flwr"
         home.mkdir(exist_ok=True)
         address = f'address = "127.0.0.1:{self.port}"'
         (home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n[superlink.here]\n{address}\n{connection}\n')
         return subprocess.run(
-            [BIN / "flwr", *(str(part) for part in command)],
+            [self.bin / "flwr", *(str(part) for part in command)],
             env=self.environment | {"FLWR_HOME": str(home)},
             capture_output=True,
             text=True,

@@ -1,4 +1,4 @@
-"""The node with partition k trains on client k's rows; in the case of faults each node has its own in its own round."""
+"""The node with partition k trains on client k's rows, by fedloom's ClientApp or by one that knows nothing of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import time
 from pathlib import Path
 
+import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -18,20 +19,24 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     partition, out = int(context.node_config["partition-id"]), Path(str(context.run_config["out"]))
-    if context.run_config["case"] == "faults" and message.content["config"]["server-round"] == partition + 1:
-        return fault(partition, message, out)
+    if context.run_config["case"] == "faults":
+        return by_the_book(partition, message, out)
     algorithm = ALGORITHMS[str(message.content["config"]["algorithm"])]()
     rows = DATA.rows(partition)
     own = client_app(TASK, lambda context: (DATA.x[rows], DATA.y[rows]), algorithm, out / f"device-{partition}")
     return own(message, context)
 
 
-def fault(partition: int, message: Message, out: Path) -> Message:
-    if partition == 1:
-        time.sleep(30)  # beyond the round
-    if partition == 2:
-        (out / "kill").touch()
-        time.sleep(60)  # its SuperNode is killed meanwhile
-    model = {name: leaf * math.nan for name, leaf in message.content["arrays"].to_torch_state_dict().items()}
-    metrics = MetricRecord({"num-examples": 10})
-    return Message(RecordDict({"arrays": ArrayRecord(model), "metrics": metrics}), reply_to=message)
+def by_the_book(partition: int, message: Message, out: Path) -> Message:
+    """A step of gradient descent. Node 0's first is not finite, and of its second the others never tell."""
+    server_round, rows = message.content["config"]["server-round"], DATA.rows(partition)
+    if server_round == 2 and partition > 0:
+        (out / f"silent-{partition}").touch()
+        time.sleep(120)
+    model = TASK.model()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    torch.nn.functional.cross_entropy(model(DATA.x[rows]), DATA.y[rows]).backward()
+    rate = math.nan if server_round == 1 and partition == 0 else 0.1
+    trained = {"weight": (model.weight - rate * model.weight.grad).detach()}
+    metrics = MetricRecord({"num-examples": len(rows)})
+    return Message(RecordDict({"arrays": ArrayRecord(trained), "metrics": metrics}), reply_to=message)

@@ -10,7 +10,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from deployed_app.federation import ALGORITHMS, OPTIONS, TASK
+from deployed_app.federation import ALGORITHMS, EQUAL, OPTIONS, TASK
 from fedloom.flower import FlowerStrategy
 
 app = ServerApp()
@@ -23,17 +23,17 @@ def main(grid: Grid, context: Context) -> None:
     def made(name: str, **options: int) -> Strategy:
         return Strategy(ALGORITHMS[name](), TASK, population=3, run_dir=out / name, **OPTIONS | options)
 
-    def start(name: str, strategy: Strategy, **options: float) -> None:
-        strategy.start(grid, num_rounds=5, train_config=ConfigRecord({"algorithm": name}), **options)
+    def start(name: str, strategy: Strategy, num_rounds: int = 5, **options: float) -> None:
+        strategy.start(grid, num_rounds=num_rounds, train_config=ConfigRecord({"algorithm": name}), **options)
 
     if case == "equal":  # models are made one after the other: torch has one generator for all threads
-        strategies = {name: made(name) for name in ALGORITHMS}
+        strategies = {name: made(name) for name in EQUAL}
         with ThreadPoolExecutor(len(strategies)) as pool:
             list(pool.map(start, strategies, strategies.values()))
     elif case == "restart":
         start("scaffold", made("scaffold"))
     else:
-        start("fedavg", made("fedavg", cohort=3), timeout=20)
+        start("fedavg", made("fedavg", cohort=3), num_rounds=2, timeout=15)
 
 
 class Strategy(FlowerStrategy):
