@@ -33,6 +33,7 @@ REFERENCE = {
     "tasks": ("Tasks and models", ["fedloom.task", "fedloom.models.dense", "fedloom.models.cnn"]),
     "more-models": ("More models", ["fedloom.models.recurrent", "fedloom.models.resnet", "fedloom.models.bert"]),
     "tools": ("Tools", ["fedloom.testing", "fedloom.callbacks", "fedloom.trackers", "fedloom.personalization"]),
+    "flower": ("Deployment", ["fedloom.flower.strategy", "fedloom.flower.client", "fedloom.flower.experiment"]),
     "types": ("Types and errors", ["fedloom.types", "fedloom.errors"]),
 }
 LINK = re.compile(r"(?P<before>\]\()(?P<file>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from one_room import NODES, OneRoom, apps, deploy, rows_of
 from fedloom.flower import FlowerStrategy, wire
 from fedloom.functional import Functional
 
+DEPLOY = Path(__file__).parents[2] / "docs" / "deploy.md"
 DATA = classification((14, 10, 20))
 
 
@@ -285,3 +288,15 @@ REFUSED = [
 def test_what_cannot_be_deployed_is_told_at_once(bad: dict[str, Any], told: str) -> None:
     with pytest.raises(fl.FedloomError, match=told):
         FlowerStrategy(**{"algorithm": fl.fedavg(client_lr=0.1), "task": TASK, "population": 3, **bad})
+
+
+def test_the_apps_in_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    [block] = re.findall(r"```python\n(.*?)```", DEPLOY.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(block.replace("num_rounds=20", "num_rounds=2"), DEPLOY.name, "exec"), names)
+    room = OneRoom(dict.fromkeys(NODES, names["client"]))
+    for partition, context in enumerate(room.contexts.values()):
+        context.node_config["partition-id"] = partition
+    names["server"](room, room.contexts[11])
+    assert json.loads((tmp_path / "runs" / "deployed" / "summary.json").read_text())["final"]["admitted"] == 3

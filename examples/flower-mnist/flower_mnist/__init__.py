@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import fedloom as fl
-from fedloom.experiments import build, schema
+from flwr.app import Context
 
-ROUND = ("cohort", "epochs", "steps", "batch_size", "drop_last", "seed", "sampling_seed", "sampler")
-"""What of an experiment says how a round goes, under the names that `simulate` and `FlowerStrategy` share."""
+from fedloom.flower.experiment import Plan, plan
 
 
-class Plan(NamedTuple):
-    """An experiment's parts."""
-
-    algorithm: fl.Algorithm
-    task: fl.Task
-    data: fl.FederatedData
-    rounds: int
-    options: dict[str, Any]
-
-
-def read(name: str) -> Plan:
-    """The experiment in a TOML file of this folder, as `fedloom run` would read it."""
-    experiment = schema.read(Path(__file__).parent / name)
-    data = build.build_federation(experiment)
-    options = build.build_options(experiment, data)
-    return Plan(
-        build.build_algorithm(experiment.algorithms[0]),
-        build.build_task(experiment.model, data),
-        data,
-        experiment.rounds,
-        {name: options[name] for name in ROUND},
-    )
+def read(context: Context) -> Plan:
+    """The TOML file of this folder that the run's settings name, as `fedloom run` would read it."""
+    return plan(Path(__file__).parent / str(context.run_config["experiment"]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -15,10 +13,5 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    plan = read(str(context.run_config["experiment"]))
-
-    def rows(context: Context) -> tuple[Any, Any]:
-        own = plan.data.rows(int(context.node_config["partition-id"]))
-        return plan.data.x[own], plan.data.y[own]
-
-    return client_app(plan.task, rows, plan.algorithm)(message, context)
+    plan, writer = read(context), int(context.node_config["partition-id"])
+    return client_app(plan.task, lambda context: plan.rows(writer), plan.algorithm)(message, context)

@@ -13,8 +13,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    config = context.run_config
-    plan = read(str(config["experiment"]))
+    config, plan = context.run_config, read(context)
     strategy = FlowerStrategy(
         plan.algorithm,
         plan.task,
