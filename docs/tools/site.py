@@ -19,6 +19,7 @@ MOVED = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "examples/flower-mnist/README.md": "flower-mnist.md",
     "LICENSE": "LICENSE.txt",
     "CITATION.cff": "CITATION.cff",
 }

@@ -3,8 +3,12 @@
 set -euo pipefail
 host=${1:-127.0.0.1} nodes=${2:-3}
 [[ $host =~ ^[0-9.]+$ ]] && name="IP:$host" || name="DNS:$host"
-mkdir -p keys && cd keys
+if [[ -e keys ]]; then
+  echo "keys: expected no such folder yet, got one: remove it to make new keys" >&2
+  exit 2
+fi
 umask 077
+mkdir keys && cd keys
 # an authority of one's own, which nodes trust
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes -days 365 -subj "/CN=flower-mnist CA" \
   -keyout ca.key -out ca.crt

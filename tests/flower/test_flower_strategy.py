@@ -203,8 +203,9 @@ def test_nodes_that_raise_or_never_answer_are_left_out(caplog: pytest.LogCapture
     assert "node 340 (client 1), round 1: no reply in time: refused" in caplog.text
 
 
-def test_a_row_counts_only_once_its_reply_was_admitted(tmp_path: Path) -> None:
-    """Client 0's first reply is lost on its way: its control stays what it was, as the server's does."""
+@pytest.mark.parametrize("min_reports", [1, 3])
+def test_a_row_counts_only_once_its_reply_was_admitted(min_reports: int, tmp_path: Path) -> None:
+    """Client 0's first reply is lost on its way: its control stays what it was, and all do if the round is void."""
     make = dict(CONSTRUCTORS)["scaffold-II"]
     own = apps(TASK, DATA, make(), tmp_path)
     lost = OneRoom(dict(own))
@@ -217,8 +218,9 @@ def test_a_row_counts_only_once_its_reply_was_admitted(tmp_path: Path) -> None:
 
     lost.apps[11] = once
     first = fl.sampling.forced("uniform", {0: [1, 2]})
-    simulated = fl.simulate(TASK, DATA, make(), rounds=3, cohort=3, batch_size=8, sampler=first, executor="loop")
-    deployed = deploy(TASK, lost, make(), rounds=3, batch_size=8)
+    options = {"rounds": 3, "batch_size": 8, "min_reports": min_reports}
+    simulated = fl.simulate(TASK, DATA, make(), cohort=3, sampler=first, executor="loop", **options)
+    deployed = deploy(TASK, lost, make(), **options)
     assert apart(deployed.now.params, simulated.params) < 1e-12
     assert apart(deployed.now.state.memory, simulated.state.memory) < 1e-12
 

@@ -22,6 +22,7 @@ from fedloom.flower.rows import DeviceRows
 from fedloom.flower.wire import ARRAYS, SHARED, Order, clients_work, from_arrays, to_reply
 from fedloom.functional import Functional
 from fedloom.memory import RowStore
+from fedloom.preparation import check_kinds
 from fedloom.task import Task
 from fedloom.types import Params
 
@@ -40,6 +41,7 @@ def client_app(
     >>> task = fl.Task(model=lambda: fl.models.Logistic(64, 10))
     >>> app = client_app(task, lambda context: (torch.zeros(8, 64), torch.zeros(8).long()), fl.fedavg(client_lr=0.1))
     """
+    check_kinds("client_app", task=(task, Task), algorithm=(algorithm, Algorithm))
     app = ClientApp()
 
     @app.train()

@@ -244,15 +244,12 @@ class FlowerStrategy(Strategy):
         for name, leaf in params.items():
             if not bool(torch.isfinite(leaf).all()):
                 raise Diverged(now.round, name)
-        ids = report.clients.ids[report.clients.admitted].tolist()
+        void = state.round == now.state.round  # then nobody's memory counts, as nobody's update does
+        ids = [] if void else report.clients.ids[report.clients.admitted].tolist()
         sampling = self.sampler.observe(now.sampling, report)
         self.now = Standing(params, state, sampling, now.round + 1, now.admitted | dict.fromkeys(ids, now.round))
-        record: dict[str, Any] = {"round": now.round, **_trained(report, received), **report}
-        record["asked"] = len(self._asked)
-        if self._ledger is not None:
-            record = private_runs.covered(record, self.algorithm.upload.learns)
-            record["epsilon"] = self._ledger.epsilon
-        record |= {**self._measure(), "seconds": time.perf_counter() - self._clock}
+        record = self._told(now.round, report, received) | self._measure()
+        record["seconds"] = time.perf_counter() - self._clock
         self.history.rounds.append(record)
         self._records.record(record)
         self._records.write(self.now.round, self.now.to_dict(), time.perf_counter() - self._began)
@@ -287,6 +284,13 @@ class FlowerStrategy(Strategy):
     def _refuse(self, node: int, client: int | None, reason: str) -> None:
         who = f"node {node}" if client is None else f"node {node} (client {client})"
         _log.warning("%s, round %d: %s: refused", who, self.now.round, reason)
+
+    def _told(self, round: int, report: Report, received: Mapping[int, Received]) -> dict[str, Any]:
+        """What a round's record says of its clients."""
+        record = {"round": round, **_trained(report, received), **report, "asked": len(self._asked)}
+        if self._ledger is None:
+            return record
+        return {**private_runs.covered(record, self.algorithm.upload.learns), "epsilon": self._ledger.epsilon}
 
     def _measure(self) -> dict[str, float]:
         if self.test is None:
