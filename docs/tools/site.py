@@ -19,6 +19,7 @@ MOVED = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "examples/flower-mnist/README.md": "flower-mnist.md",
     "LICENSE": "LICENSE.txt",
     "CITATION.cff": "CITATION.cff",
 }
@@ -33,6 +34,7 @@ REFERENCE = {
     "tasks": ("Tasks and models", ["fedloom.task", "fedloom.models.dense", "fedloom.models.cnn"]),
     "more-models": ("More models", ["fedloom.models.recurrent", "fedloom.models.resnet", "fedloom.models.bert"]),
     "tools": ("Tools", ["fedloom.testing", "fedloom.callbacks", "fedloom.trackers", "fedloom.personalization"]),
+    "flower": ("Deployment", ["fedloom.flower.strategy", "fedloom.flower.client", "fedloom.flower.experiment"]),
     "types": ("Types and errors", ["fedloom.types", "fedloom.errors"]),
 }
 LINK = re.compile(r"(?P<before>\]\()(?P<file>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")

@@ -59,10 +59,10 @@ class Place:
 def prepared(given: Mapping[str, Any], place: Place) -> Setup:
     """What one run is given, checked, with its data and its model on the device."""
     task, data, algorithm, rounds = (given[name] for name in ("task", "data", "algorithm", "rounds"))
-    _check_kinds(task=(task, Task), data=(data, FederatedData), algorithm=(algorithm, Algorithm))
+    check_kinds("simulate", task=(task, Task), data=(data, FederatedData), algorithm=(algorithm, Algorithm))
     batching = Batching(*(given[name] for name in ("epochs", "steps", "batch_size", "drop_last")))
     every = given["eval_every"]
-    _check_counts(rounds=rounds, eval_every=1 if every is None else every)
+    check_counts(rounds=rounds, eval_every=1 if every is None else every)
     seed, draw_seed = given["seed"], given["sampling_seed"]
     who = as_sampler(given["sampler"])
     for name in given["evaluate_on"]:
@@ -75,7 +75,7 @@ def prepared(given: Mapping[str, Any], place: Place) -> Setup:
         cohort, who, system, data, faults, min_reports = 1, as_sampler("uniform"), System(), data.pooled, (), 1
     most = math.inf if who.each_draw_counts else data.population
     size = max(cohort_size(cohort, data.population, t, most) for t in (0, rounds - 1))
-    _check_arrivals(faults, min_reports, system, size)
+    check_arrivals(faults, min_reports, system, size)
     used, _ = batching.counts(data.sizes)
     if not bool((used > 0).any()):
         largest = int(data.sizes.max())
@@ -165,22 +165,22 @@ def _rarely(data: FederatedData, batching: Batching, size: int, on: Sequence[str
     return max(1, math.ceil(tested / (0.1 * trained)))
 
 
-def _check_counts(**counts: Any) -> None:
+def check_counts(**counts: Any) -> None:
     for name, value in counts.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise FedloomError(f"{name}: expected a whole number of at least 1, got {value!r}")
 
 
-def _check_arrivals(faults: Sequence[Fault], min_reports: int, system: System, cohort: int) -> None:
+def check_arrivals(faults: Sequence[Fault], min_reports: int, system: System, cohort: int) -> None:
     if any(fault.kind == "lateness" for fault in faults) and not system.needs_clock:
         raise FedloomError("lateness: expected something to be late for: set a deadline or over_selection, got neither")
-    _check_counts(min_reports=min_reports)
+    check_counts(min_reports=min_reports)
     if min_reports > cohort:
         raise FedloomError(f"min_reports: expected at most the cohort, {cohort}, got {min_reports}")
 
 
-def _check_kinds(**given: tuple[Any, type]) -> None:
+def check_kinds(where: str, **given: tuple[Any, type]) -> None:
     for name, (value, kind) in given.items():
         if not isinstance(value, kind):
             hint = ": call it" if callable(value) and not isinstance(value, torch.nn.Module) else ""
-            raise FedloomError(f"simulate {name}: expected a {kind.__name__}, got {value!r}{hint}")
+            raise FedloomError(f"{where} {name}: expected a {kind.__name__}, got {value!r}{hint}")

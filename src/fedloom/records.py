@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedloom import resumption
+from fedloom.accounting import Ledger
 from fedloom.cadence import Cadence
-from fedloom.data.federated import FederatedData
 from fedloom.history import History
 from fedloom.resumption import Found
 from fedloom.rundir import SETTLED, RunDirectory, as_toml
@@ -31,7 +31,7 @@ class Records:
         path: str | PathLike[str] | None,
         config: Mapping[str, Any],
         history: History,
-        data: FederatedData,
+        fingerprint: Callable[[], str],
         seed: int,
         found: Found | None = None,
         allowed: Collection[str] = (),
@@ -42,7 +42,7 @@ class Records:
         self.cadence, self.every_round = cadence, every_round
         self.kept: int | None = None  # the round of the last state
         if self.directory is not None:
-            self.fingerprint = data.fingerprint()
+            self.fingerprint = fingerprint()
             self.seed = seed
             settled = {name: value for name, value in history.resolved.items() if name in SETTLED}
             self.config = as_toml({**config, **settled})
@@ -67,7 +67,7 @@ class Records:
         """Write the state: parameters, buffers, the server's slots, memory rows, the sampler's."""
         if self.directory is None or round == self.kept:
             return
-        value = {
+        value: dict[str, Any] = {
             "round": round,
             "params": trial.x,
             "state": dict(vars(trial.state)),
@@ -78,8 +78,13 @@ class Records:
             "over": trial.over,
         }
         with nullcontext() if self.cadence is None else self.cadence.writing():
-            self.directory.checkpoint(round, value, resumption.notes(self.config, self.fingerprint, trial.seconds))
-        self.kept = round
+            self.write(round, value, trial.seconds)
+
+    def write(self, round: int, value: Mapping[str, Any], seconds: float) -> None:
+        """Write the state after `round` rounds, with a note of what it was made with."""
+        if self.directory is not None:
+            self.directory.checkpoint(round, value, resumption.notes(self.config, self.fingerprint, seconds))
+            self.kept = round
 
     def due(self) -> bool:
         """Whether the state is to be written after this round."""
@@ -93,11 +98,13 @@ class Records:
             self.keep(len(trial.history.rounds), trial)
 
     def finish(self, trial: Trial) -> None:
+        self.keep(len(trial.history.rounds), trial)
+        self.summarise(trial.history, trial.setup.ledger)
+
+    def summarise(self, history: History, ledger: Ledger | None) -> None:
+        """Write the final figures; with them the run is finished."""
         if self.directory is None:
             return
-        history = trial.history
-        self.keep(len(history.rounds), trial)
-        ledger = trial.setup.ledger
         self.directory.summary(
             {
                 **({} if ledger is None else {"privacy": ledger.figures()}),

@@ -274,7 +274,7 @@ def _trial(
         own,
         config,
         history,
-        setup.data,
+        setup.data.fingerprint,
         setup.seed,
         found,
         allow,

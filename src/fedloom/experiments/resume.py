@@ -25,7 +25,9 @@ def begun(directory: Path) -> Experiment:
     if "paper" in table:
         raise Damaged(f"{directory}: expected an experiment's run, got a study: the same fedloom reproduce goes on")
     if isinstance(table.get("algorithm"), str):
-        raise Damaged(f"{directory}: expected an experiment's run, got a script's: simulate(resume=True) goes on")
+        deployed = table.get("executor") == "flower"
+        got = "a deployment's: the same ServerApp" if deployed else "a script's: simulate(resume=True)"
+        raise Damaged(f"{directory}: expected an experiment's run, got {got} goes on")
     try:
         return read(path)
     except FedloomError as error:
