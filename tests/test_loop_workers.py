@@ -107,7 +107,7 @@ def job_of(model: Callable[[], nn.Module], algorithm: Algorithm | None = None, w
     task = fl.Task(model)
     functional = replace(Functional.of(task, 0, torch.device("cpu"), data.x.dtype), metrics=task.metrics)
     functional.module.train()
-    batching = options.pop("batching", Batching(epochs=2, batch_size=6, drop_last=model is Normed))
+    batching = options.pop("batching", Batching(epochs=1, batch_size=6, drop_last=model is Normed))
     return Job(functional, algorithm or fl.fedavg(0.1), data, batching, workers=workers, **options)
 
 
