@@ -17,7 +17,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-
 _ONE_AT_A_TIME = threading.RLock()  # torch's generators are the whole process's
 
 
