@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -20,22 +19,21 @@ FORKED = get_context("forkserver")
 FORKED.set_forkserver_preload(["fedloom.simulation", "fedloom.experiments.runner", "torch._dynamo"])  # vmap's import
 
 
-def program(folder: Path, *arguments: str, first: Callable[[], object] = int) -> ForkServerProcess:
-    """`fedloom ARGUMENTS` in a folder, begun; what it says on stderr is in the folder's file `said`."""
-    process = FORKED.Process(target=_program, args=(folder, arguments, first))
+def program(folder: Path, *arguments: str, first: Callable[[], object] | None = None) -> ForkServerProcess:
+    """`fedloom ARGUMENTS`, begun in a folder, where the file `said` is its stderr; `first` comes before it."""
+    process = FORKED.Process(target=_program, args=(folder, arguments, first), daemon=True)  # ended with the tests
     process.start()
     return process
 
 
-def _program(folder: Path, arguments: tuple[str, ...], first: Callable[[], object]) -> None:
+def _program(folder: Path, arguments: tuple[str, ...], first: Callable[[], object] | None) -> None:
     from fedloom import cli
 
     os.chdir(folder)
-    said = os.open("said", os.O_WRONLY | os.O_CREAT)
-    os.dup2(said, sys.stderr.fileno())
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT), 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    first()
+    if first is not None:
+        first()
     cli.main(list(arguments))
 
 
