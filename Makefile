@@ -25,10 +25,10 @@ quickstart: $(READY)
 	$(BIN)/fedloom run quickstart
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 slow: $(READY)
-	$(BIN)/python -m pytest -n auto -m slow
+	$(BIN)/python -m pytest -n auto --dist worksteal -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -20,27 +20,25 @@ def listen(event, arguments):
 
 sys.addaudithook(listen)
 
+import shutil
 from pathlib import Path
-import fedloom as fl
-from fedloom import checkpoint, cli
-from fedloom.rundir import RunDirectory
+from fedloom import cli
 
-out = Path(sys.argv[1])
-data = fl.load("digits", partition="dirichlet", clients=10, alpha=0.5)
-task = fl.Task(lambda: fl.models.Logistic(64, 10))
-fl.simulate(task, data, fl.scaffold(0.1), rounds=2, cohort=4, run_dir=out / "run")
-saved = sorted((out / "run" / "checkpoints").glob("round-*"))
-state = checkpoint.load(saved[-1])
-params = next(part for part in (state.get("params"), state) if part)
-fl.simulate(task, data, fl.scaffold(0.1), rounds=1, cohort=4, params=dict(params))
-for arguments in (
-    ["run", "quickstart", "--set", "rounds=2", "--set", "seeds=[0]", "--out", str(out / "quickstart"), "--quiet"],
-    ["report", str(out / "run"), str(out / "quickstart")],
-):
+def program(*arguments):
     try:
-        cli.main(arguments)
+        cli.main([str(argument) for argument in arguments])
     except SystemExit as stop:
         assert not stop.code, (arguments, stop.code)
+
+out = Path(sys.argv[1])
+run = out / "run"
+one = "algorithms=[{ name = 'scaffold', client_lr = 0.1 }]"
+program("run", "quickstart", "--set", "rounds=3", "--set", "seeds=[0]", "--set", one, "--out", run, "--quiet")
+(run / "summary.json").unlink()
+shutil.rmtree(run / "checkpoints" / "round-000003")
+program("resume", run, "--quiet")
+assert (run / "checkpoints" / "round-000003").is_dir()
+program("report", run)
 (out / "heard.json").write_text(json.dumps(heard))
 """
 

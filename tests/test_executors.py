@@ -94,7 +94,7 @@ def run(model: Callable[[], nn.Module], algorithm: Algorithm, executor: str, rou
 
 
 def assert_agree(
-    model: Callable[[], nn.Module], algorithm: Algorithm, rounds: int = 5, chunks: Sequence[int] = (3,), **options: Any
+    model: Callable[[], nn.Module], algorithm: Algorithm, rounds: int = 3, chunks: Sequence[int] = (3,), **options: Any
 ) -> None:
     reference = run(model, algorithm, "loop", rounds, **options)
     assert reference.resolved["executor"] == "loop"

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forked import on_ranks
 from small_federations import EXECUTORS, POINT, always, classification, digest, distance, flat, linear, quadratics
 from test_cli import exit_code, rounds
-from test_distributed import torchrun
+from test_executors import BatchNormed, Dense
 from torch import Tensor
 
 import fedloom as fl
@@ -389,42 +390,35 @@ def test_mistakes_in_a_file_are_one_clear_line(override: str, message: str) -> N
         schema.read(FILE, [override])
 
 
-SCRIPT = """
-import sys, json, os
-import torch
-torch.set_num_threads(1)
-sys.path.insert(0, sys.argv[2])
-import fedloom as fl
-from small_federations import classification, digest
-from test_executors import BatchNormed, Dense
-
-RULES = [fl.multi_krum(0.3), fl.geometric_median(), fl.centred_clipping(0.05), fl.coordinate_median()]
-RULES += [fl.norm_bounding(0.1)]
-FAULTS = [fl.Fault("a_little_is_enough", 0.2), fl.Fault("gaussian", 0.1), fl.Fault("inner_product", 0.1)]
-FAULTS += [fl.Fault(kind, 0.1) for kind in ("dropout", "crash", "nan", "wrong_shape", "stale", "double")]
-data = classification([20, 9, 31, 20, 5, 14, 7, 12, 40, 3, 18, 22])
-found = []
-for rule in RULES:
-    for model, executor in ((Dense, "vectorized"), (BatchNormed, "loop")):
-        algorithm = fl.replace(fl.fedglad(fl.scaffold(0.1)), combine=rule)
-        history = fl.simulate(fl.Task(model), data, algorithm, rounds=3, cohort=12, batch_size=8, executor=executor,
-                              drop_last=model is BatchNormed, faults=FAULTS, min_reports=4, dtype=torch.float32)
-        told = [[record[key] for key in ("admitted", "refused", "mean_update_norm")] for record in history.rounds]
-        found.append([repr(rule), digest(history.params), digest(history.buffers), told])
-if os.environ["RANK"] == "0":
-    json.dump(found, open(sys.argv[1], "w"))
-"""
+def faulty() -> list[object]:
+    """Three rounds of every rule with everything that can go wrong: what each came to, and told."""
+    rules = [fl.multi_krum(0.3), fl.geometric_median(), fl.centred_clipping(0.05), fl.coordinate_median()]
+    rules += [fl.norm_bounding(0.1)]
+    given = [fl.Fault("a_little_is_enough", 0.2), fl.Fault("gaussian", 0.1), fl.Fault("inner_product", 0.1)]
+    given += [fl.Fault(kind, 0.1) for kind in ("dropout", "crash", "nan", "wrong_shape", "stale", "double")]
+    data = classification([20, 9, 31, 20, 5, 14, 7, 12, 40, 3, 18, 22])
+    found: list[object] = []
+    for rule in rules:
+        for model, executor in ((Dense, "vectorized"), (BatchNormed, "loop")):
+            history = fl.simulate(
+                *(fl.Task(model), data, fl.replace(fl.fedglad(fl.scaffold(0.1)), combine=rule), 3, 12),
+                batch_size=8,
+                executor=executor,
+                drop_last=model is BatchNormed,
+                faults=given,
+                min_reports=4,
+                dtype=torch.float32,
+            )
+            told = [[record[key] for key in ("admitted", "refused", "mean_update_norm")] for record in history.rounds]
+            found.append([repr(rule), digest(history.params), digest(history.buffers), told])
+    return found
 
 
 @pytest.mark.slow
-def test_ranks_come_to_the_bits_of_one_process(tmp_path: Path) -> None:
-    script, found = tmp_path / "script.py", {}
-    script.write_text(SCRIPT)
-    for ranks in (1, 3):
-        done = torchrun(ranks, str(script), str(tmp_path / "out.json"), str(Path(__file__).parent))
-        assert done.returncode == 0, done.stderr[-3000:]
-        found[ranks] = (tmp_path / "out.json").read_text()
-    assert found[1] == found[3]
+def test_ranks_come_to_the_bits_of_one_process() -> None:
+    [alone] = on_ranks(1, faulty)
+    for found in on_ranks(3, faulty):
+        assert found == alone
 
 
 def test_nothing_goes_wrong_by_default() -> None:

@@ -107,7 +107,7 @@ def job_of(model: Callable[[], nn.Module], algorithm: Algorithm | None = None, w
     task = fl.Task(model)
     functional = replace(Functional.of(task, 0, torch.device("cpu"), data.x.dtype), metrics=task.metrics)
     functional.module.train()
-    batching = options.pop("batching", Batching(epochs=2, batch_size=6, drop_last=model is Normed))
+    batching = options.pop("batching", Batching(epochs=1, batch_size=6, drop_last=model is Normed))
     return Job(functional, algorithm or fl.fedavg(0.1), data, batching, workers=workers, **options)
 
 
@@ -168,7 +168,7 @@ def test_bits_do_not_depend_on_workers_order_or_pieces(
     clients = [5, 0, 7, 2, 4, 8, 3]
     reference = by_client(list(loop(job, parts_of(job, clients, rows))))
     assert sorted(reference) == sorted(clients)
-    for workers, shares in ((1, 8), (2, 8), (2, 1), (4, 8)):
+    for workers, shares in ((1, 8), (2, 1), (4, 8)):
         monkeypatch.setattr(executor, "_SHARES", shares)
         beside = replace(job, workers=workers, chunk=3 if workers == 4 else 4)
         assert_same_bits(reference, by_client(list(loop(beside, parts_of(beside, clients[::-1], rows)))))

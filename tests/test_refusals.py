@@ -5,7 +5,6 @@ The mistakes are answered before torch is imported and before anything is writte
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -73,8 +72,10 @@ def changed(**keys: str) -> str:
     """The experiment with other values; what has no line yet gets one at the top."""
     text = EXPERIMENT.format(top="")
     for key, value in keys.items():
-        text, count = re.subn(rf"^{key} = .*$", lambda _, key=key, value=value: f"{key} = {value}", text, flags=re.M)
-        text = text if count else text.replace("cohort = ", f"{key} = {value}\ncohort = ", 1)
+        lines = [f"{key} = {value}" if line.startswith(f"{key} = ") else line for line in text.split("\n")]
+        text = (
+            "\n".join(lines) if f"\n{key} = " in text else text.replace("cohort = ", f"{key} = {value}\ncohort = ", 1)
+        )
     return text
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import program
 from small_federations import classification, linear
 
 import fedloom as fl
@@ -36,6 +37,8 @@ algorithms = [{ name = "scaffold", client_lr = 0.1, adaptive_clip = true }]
 executor = "loop"
 sampler = "attention"
 """
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 TWO = "algorithms=[{name='fedavg',client_lr=0.1},{name='fedadam',client_lr=0.1,server_lr=0.01}]"
 
 
@@ -279,33 +282,41 @@ def test_a_lock_goes_with_its_process(stopped: Path, whole: Path, holder: subpro
 # Signals and full disks -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_leaves_with_130(number: signal.Signals, tmp_path: Path) -> None:
+def ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize(
+    ("number", "ignored"), [(signal.SIGTERM, False), (signal.SIGINT, False), (signal.SIGINT, True)]
+)
+def test_a_signal_saves_and_leaves_with_130(number: signal.Signals, ignored: bool, tmp_path: Path) -> None:
     """SIGINT even where it is ignored at the start, as in a shell's background job."""
     (tmp_path / "tiny.toml").write_text(TINY.replace("rounds = 6", "rounds = 1000000"))
-    command = [sys.executable, "-m", "fedloom", "run", "tiny.toml", "--out", "run"]
-    metrics, ignore = tmp_path / "run" / "metrics.jsonl", partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
-    with subprocess.Popen(command, cwd=tmp_path, preexec_fn=ignore, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 60
-        while not (metrics.exists() and metrics.stat().st_size > 3000) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process.send_signal(number)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
-    done = len(lines(tmp_path / "run"))
-    assert f"interrupted in scaffold-seed0 after {done} of 1000000 rounds" in said and "fedloom resume" in said
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    process = program(tmp_path, "run", "tiny.toml", "--out", "run", first=ignore_interrupts if ignored else None)
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and metrics.stat().st_size > 3000) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert process.pid is not None
+    os.kill(process.pid, number)
+    process.join(60)
+    assert process.exitcode == 130
+    done, said = len(lines(tmp_path / "run")), (tmp_path / "said").read_text()
+    assert said.startswith(f"fedloom: interrupted in scaffold-seed0 after {done} of 1000000 rounds")
+    assert "what ran is kept in run" in said and "fedloom resume" in said and said.count("\n") == 1
     assert states(tmp_path / "run")[-1].name == f"round-{done:06d}"  # nothing has to be run again
     assert [entry.name for entry in tmp_path.rglob(".*")] == []
 
 
 def test_a_full_disk_costs_no_state(whole: Path, tmp_path: Path) -> None:
     """No file may grow beyond 2 KiB: the metrics are refused after a few rounds."""
-    command = [sys.executable, "-m", "fedloom", "run", str(whole.parent / "tiny.toml"), "--out", "run", "--quiet"]
     full = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (2048, resource.RLIM_INFINITY))
     run = tmp_path / "run"
-    done = subprocess.run(command, cwd=tmp_path, preexec_fn=full, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "File too large; the last state is kept in run" in done.stderr and "fedloom resume goes on" in done.stderr
+    process = program(tmp_path, "run", str(whole.parent / "tiny.toml"), "--out", "run", "--quiet", first=full)
+    process.join(60)
+    said = (tmp_path / "said").read_text()
+    assert process.exitcode == 2 and said.count("\n") == 1
+    assert "File too large; the last state is kept in run" in said and "fedloom resume goes on" in said
     assert not (run / "summary.json").exists()
     assert code("resume", run, "--quiet") == 0
     assert final(run) == final(whole) and [entry.name for entry in run.rglob(".*")] == []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from small_federations import noise
 from test_lanes import Shared
 from test_server_graphs import play as rounds
-from test_server_graphs import same, traced
+from test_server_graphs import recorded, same
 from torch import Tensor
 
 import fedloom as fl
@@ -312,7 +312,7 @@ def test_ranks_and_lanes_come_to_the_bits_of_one_process(name: str) -> None:
 def test_rules_can_be_recorded(name: str) -> None:
     """On a GPU the server's side of a round is one launch: nothing waits for a number."""
     algorithm = fl.replace(fl.fedavg(client_lr=0.1), combine=RULES[name])
-    graphs = ServerGraphs(traced)
+    graphs = ServerGraphs(recorded)
     for expected, got in zip(rounds(algorithm, 5, None), rounds(algorithm, 5, graphs), strict=True):
         same(expected[0], got[0])
         same(expected[1].combine, got[1].combine)

@@ -1,6 +1,6 @@
 """The server's side of a round, recorded: the same bits as the ordinary way, and nothing of a round left in it.
 
-On a CPU the recorder is torch's tracer, which is as strict as a CUDA graph: a number that is read is an error.
+On a CPU the recorder is a list of operations, which is as strict as a CUDA graph: a number that is read is an error.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import pytest
 import torch
 from algorithm_table import TABLE, Row, ready
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedloom as fl
 from fedloom.algorithm import Algorithm, Outcome
 from fedloom.server_graphs import _PARTS, ServerGraphs, Work
-from fedloom.types import Cohort, Params, Report, State
+from fedloom.transforms.base import Transform
+from fedloom.types import Cohort, Info, Params, Report, State
 
 POPULATION = 12
 SHAPES = {"w": (5, 3), "b": (3,), "scale": ()}
@@ -27,23 +28,49 @@ READS = ("fedadp-round", "fednova", "scheduled")
 """Rules that read the number of the round, or the clients' steps: not to be recorded."""
 
 
-def traced(work: Work, places: list[Tensor], numbers: Tensor) -> Callable[[], Outcome]:
-    kept: list[Any] = []
+def reads(operation: Any, given: list[Any]) -> bool:
+    """Does it come to a number, or to as many rows as the values say? Of indices only masks do."""
+    if operation is torch.ops.aten.index.Tensor:
+        return any(isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in given[1:])
+    return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(operation.tags))
 
-    def flat(places: list[Tensor], numbers: Tensor) -> list[Any]:
+
+class Recorded(TorchDispatchMode):
+    """Notes every operation and the tensors it works on; one that needs to know a value is an error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[Any, list[Any], pytree.TreeSpec, list[Any]]] = []
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given, structure = pytree.tree_flatten((args, kwargs or {}))
+        if reads(operation, given):
+            raise RuntimeError(f"{operation} reads a value")
+        found = operation(*args, **(kwargs or {}))
+        self.operations.append((operation, given, structure, pytree.tree_leaves(found)))
+        return found
+
+    def again(self) -> dict[int, Tensor]:
+        """All operations on what lies in their tensors now: what each of the tensors that came out has become."""
+        now: dict[int, Tensor] = {}
+        for operation, given, structure, before in self.operations:
+            args, kwargs = pytree.tree_unflatten([now.get(id(leaf), leaf) for leaf in given], structure)
+            now |= zip(map(id, before), pytree.tree_leaves(operation(*args, **kwargs)), strict=True)
+        return now
+
+
+def recorded(work: Work, places: list[Tensor], numbers: Tensor) -> Callable[[], Outcome]:
+    """As a CUDA graph does it: every replay leaves its outcome in the tensors of the first."""
+    with Recorded() as operations:
         outcome = work(places, numbers)
-        parts = {name: getattr(outcome.state, name) for name in _PARTS}
-        leaves, structure = pytree.tree_flatten((outcome.params, parts, outcome.told.here))
-        kept[:] = [outcome, structure]
-        return leaves
-
-    program = make_fx(flat, tracing_mode="fake")(places, numbers)
+    parts = [getattr(outcome.state, name) for name in _PARTS]
 
     def replay() -> Outcome:
-        outcome, structure = kept
-        params, parts, here = pytree.tree_unflatten(program(places, numbers), structure)
-        told = dataclasses.replace(outcome.told, here=here)
-        return Outcome(params, dataclasses.replace(outcome.state, **parts), told)
+        now = operations.again()
+        for leaf in pytree.tree_leaves((outcome.params, parts, outcome.told.here)):
+            if id(leaf) in now:
+                leaf.copy_(now[id(leaf)])
+        return outcome
 
     return replay
 
@@ -94,7 +121,7 @@ def same(one: Any, other: Any) -> None:
 def test_the_recorded_step_is_the_ordinary_one(row: Row) -> None:
     name, make = row
     algorithm = ready(make)
-    graphs = ServerGraphs(traced)
+    graphs = ServerGraphs(recorded)
     expected, got = play(algorithm, 5, None), play(algorithm, 5, graphs)
     for (params, state, report), (params_r, state_r, report_r) in zip(expected, got, strict=True):
         same(params, params_r)
@@ -112,7 +139,7 @@ def test_the_recorded_step_is_the_ordinary_one(row: Row) -> None:
 
 
 def test_a_cohort_in_pieces_or_with_a_refused_row_goes_the_ordinary_way() -> None:
-    algorithm, graphs = fl.fedavgm(0.1), ServerGraphs(traced)
+    algorithm, graphs = fl.fedavgm(0.1), ServerGraphs(recorded)
     params = {name: draw(index, *shape) for index, (name, shape) in enumerate(SHAPES.items())}
     state = algorithm.init(params, POPULATION)
     whole = cohort(0)
@@ -133,7 +160,7 @@ def test_a_cohort_in_pieces_or_with_a_refused_row_goes_the_ordinary_way() -> Non
 
 
 def test_cohorts_that_are_never_alike_are_not_recorded_for_ever() -> None:
-    algorithm, graphs = fl.fedavg(0.1), ServerGraphs(traced)
+    algorithm, graphs = fl.fedavg(0.1), ServerGraphs(recorded)
     params = {name: draw(index, *shape) for index, (name, shape) in enumerate(SHAPES.items())}
     state = algorithm.init(params, POPULATION)
     for size in [*range(1, 9), *range(1, 9)]:
@@ -145,9 +172,14 @@ def test_cohorts_that_are_never_alike_are_not_recorded_for_ever() -> None:
 
 
 def test_a_number_on_the_host_is_never_recorded() -> None:
-    """Adaptive clipping begins with a Python number: another one is another program."""
-    algorithm = fl.replace(fl.fedavg(0.1), upload=fl.adaptive_clip(initial=0.4))
-    graphs = ServerGraphs(traced)
-    play(algorithm, 5, graphs)
-    norms = {round(report["clip_norm"], 12) for _, _, report in play(algorithm, 5, graphs)}
-    assert len(norms) == 5
+    """A server that counts rounds for itself: another number is another program."""
+
+    def fade(g: Params, state: Any, params: Params, info: Info) -> tuple[Params, Any, Info]:
+        return {name: leaf / state["count"] for name, leaf in g.items()}, {"count": state["count"] + 1}, info
+
+    fading = fl.replace(fl.fedavg(0.1), server=Transform("fade()", fade, lambda params: {"count": 1}))
+    graphs = ServerGraphs(recorded)
+    for expected, got in zip(play(fading, 5, None), play(fading, 5, graphs), strict=True):
+        same(expected[0], got[0])
+        assert expected[1].server == got[1].server
+    assert not graphs.made and not graphs.refused

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -175,6 +177,26 @@ def test_the_models_first_parameters_follow_the_seed_alone() -> None:
         torch.manual_seed(2)
         assert digest(first.params) == digest(Functional.of(task, 0, device).params)
     assert digest(first.params) != digest(Functional.of(task, 1, device).params)
+
+
+class Slow(nn.Module):
+    """Lets other threads in between its draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(6, 5)
+        time.sleep(0.01)
+        self.two = nn.Linear(5, 4)
+
+
+def test_threads_that_build_models_do_not_draw_from_each_others_seeds() -> None:
+    task, device = fl.Task(Slow), torch.device("cpu")
+    alone = [digest(Functional.of(task, seed, device).params) for seed in range(8)]
+    before = torch.get_rng_state()
+    with ThreadPoolExecutor(8) as threads:
+        together = threads.map(lambda seed: digest(Functional.of(task, seed, device).params), range(8))
+        assert list(together) == alone
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 class Two(nn.Linear):

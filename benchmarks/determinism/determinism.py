@@ -99,9 +99,9 @@ def cost() -> dict[str, dict[str, float]]:
 def started(number: int, device: str, folder: Path) -> dict[str, str]:
     """One of the runs, in processes of its own."""
     out = folder / f"{number}.json"
-    command = [sys.executable]
-    if device == "cpu":
-        command += ["-m", "torch.distributed.run", f"--nproc-per-node={RANKS[number % len(RANKS)]}"]
+    command, ranks = [sys.executable], RANKS[number % len(RANKS)] if device == "cpu" else 1
+    if ranks > 1:
+        command += ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
         command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
     command += [str(HERE), "--one", str(number), "--device", device, "--out", str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(number)}

@@ -6,6 +6,7 @@ resumed or re-ordered run needs nothing saved to go on with the same draws.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -16,14 +17,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+_ONE_AT_A_TIME = threading.RLock()  # torch's generators are the whole process's
+
 
 @contextmanager
 def generator_kept(needed: bool = True) -> Iterator[None]:
-    """What is drawn from torch's own generators inside leaves them as they were outside."""
+    """What is drawn from torch's own generators inside leaves them as they were outside; other threads wait."""
     if not needed:
         yield
         return
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         yield
 
 

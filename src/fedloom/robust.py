@@ -57,12 +57,10 @@ def geometric_median(iterations: int = 10, smoothing: float = 1e-6, base: Weight
     size = base_weight(base or uniform())
 
     def weigh(evidence: Evidence, state: PartState) -> Weighed:
-        alpha = size(evidence)
-        alpha = alpha / tree.total(alpha)
+        alpha = _normalized(size(evidence))
         p = alpha * _clipped(evidence.norms, evidence.norms.median())
         for _ in range(iterations):
-            near = alpha / _rows(evidence).distances(p).clamp(min=smoothing)
-            p = near / tree.total(near)
+            p = _normalized(alpha / _rows(evidence).distances(p).clamp(min=smoothing))
         return p, torch.ones_like(p), state
 
     return Weighting(f"geometric_median({iterations}, {smoothing:g}{_shown(base)})", weigh, needs="rows")
@@ -78,8 +76,7 @@ def centred_clipping(radius: float, iterations: int = 1, base: Weighting | None 
     size = base_weight(base or uniform())
 
     def weigh(evidence: Evidence, state: PartState) -> Weighed:
-        alpha = size(evidence)
-        alpha = alpha / tree.total(alpha)
+        alpha = _normalized(size(evidence))
         share = torch.zeros_like(alpha)  # of each update in v; the rest is the centre's
         for _ in range(iterations):
             pull = alpha * _clipped(_rows(evidence).distances(share), radius)
@@ -121,9 +118,14 @@ def norm_bounding(bound: float, base: Weighting | None = None) -> Weighting:
 
     def weigh(evidence: Evidence, state: PartState) -> Weighed:
         weight, scale = local(evidence)
-        return weight / tree.total(weight), scale, state
+        return _normalized(weight), scale, state
 
     return Weighting(f"norm_bounding({bound:g}{_shown(base)})", weigh, local=local)
+
+
+def _normalized(weights: Tensor) -> Tensor:
+    """In the same proportions, with the sum one."""
+    return weights / tree.total(weights)
 
 
 def _clipped(lengths: Tensor, most: float | Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -51,14 +52,18 @@ def published(study: Study, beside: Path | Traversable | None = None) -> list[Pu
     tables: list[tuple[str, dict[str, Any]]] = []
     if isinstance(beside, Path) and (own := beside.with_name(PUBLISHED)).is_file():
         tables.append((str(own), parse(str(own), schema.text_of(own))))
-    for folder in files("fedloom.experiments").iterdir():
-        file = folder / PUBLISHED
-        if folder.is_dir() and file.is_file():
-            tables.append((f"{folder.name}/{PUBLISHED}", parse(PUBLISHED, schema.text_of(file))))
-    for name, table in tables:
+    for name, table in (*tables, *_shipped()):
         if study.id in table:
             return _read(study, name, table[study.id])
     return []
+
+
+@cache
+def _shipped() -> list[tuple[str, dict[str, Any]]]:
+    """The package's own numbers, a table for each paper."""
+    papers = [folder for folder in files("fedloom.experiments").iterdir() if folder.is_dir()]
+    found = [(paper.name, paper / PUBLISHED) for paper in papers]
+    return [(f"{name}/{PUBLISHED}", parse(PUBLISHED, schema.text_of(file))) for name, file in found if file.is_file()]
 
 
 def _read(study: Study, name: str, rows: Any) -> list[Published]:
