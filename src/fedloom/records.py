@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedloom import resumption
 from fedloom.accounting import Ledger
-from fedloom.cadence import Cadence
 from fedloom.history import History
 from fedloom.resumption import Found
 from fedloom.rundir import SETTLED, RunDirectory, as_toml
@@ -21,10 +19,7 @@ if TYPE_CHECKING:
 
 
 class Records:
-    """A run's directory; nothing is written when it has none.
-
-    The state is written at the end, and before that as often as time allows (`Cadence`), or after every round.
-    """
+    """A run's directory; nothing is written when it has none."""
 
     def __init__(
         self,
@@ -35,11 +30,8 @@ class Records:
         seed: int,
         found: Found | None = None,
         allowed: Collection[str] = (),
-        cadence: Cadence | None = None,
-        every_round: bool = False,
     ) -> None:
         self.directory = None if path is None else RunDirectory(Path(path), resume=found is not None)
-        self.cadence, self.every_round = cadence, every_round
         self.kept: int | None = None  # the round of the last state
         if self.directory is not None:
             self.fingerprint = fingerprint()
@@ -77,25 +69,13 @@ class Records:
             "lost": {str(client): leaf for client, leaf in trial.lost.items()},
             "over": trial.over,
         }
-        with nullcontext() if self.cadence is None else self.cadence.writing():
-            self.write(round, value, trial.seconds)
+        self.write(round, value, trial.seconds)
 
     def write(self, round: int, value: Mapping[str, Any], seconds: float) -> None:
         """Write the state after `round` rounds, with a note of what it was made with."""
         if self.directory is not None:
             self.directory.checkpoint(round, value, resumption.notes(self.config, self.fingerprint, seconds))
             self.kept = round
-
-    def due(self) -> bool:
-        """Whether the state is to be written after this round."""
-        if self.directory is None:
-            return False
-        return self.every_round or (self.cadence is not None and self.cadence.due())
-
-    def settled(self, trial: Trial) -> None:
-        """A round is over."""
-        if self.due():
-            self.keep(len(trial.history.rounds), trial)
 
     def finish(self, trial: Trial) -> None:
         self.keep(len(trial.history.rounds), trial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, fields, replace
@@ -120,6 +121,8 @@ def simulate_trials(
     precision: str = "high",
     deterministic: bool = False,
     progress: bool = False,
+    resume: bool = False,
+    allow: Collection[str] = (),
     **shared: Any,
 ) -> list[History]:
     """Several runs of `simulate` as one program: seeds, learning rates, server optimizers.
@@ -127,7 +130,8 @@ def simulate_trials(
     A trial is a dict of what is its own: `algorithm`, `seed`, `sampling_seed`, `sampler`, `cohort`, `params`, `system`,
     `faults`, `min_reports`, `callbacks`, `run_dir`, or `data` with another partition of the same rows. Everything else
     is `shared`. Clients of all trials train in one stack, so the clients' optimizers may differ in their learning rates
-    alone. A trial that diverges ends there, which its `history.diverged` says; the others go on.
+    alone. A trial that diverges ends there, which its `history.diverged` says; the others go on. With `resume` trials
+    go on from the last states in their `run_dir`, which all of a stack write after the same rounds.
 
     >>> import fedloom as fl
     >>> data = fl.load("digits", partition="iid", clients=10)
@@ -160,7 +164,8 @@ def simulate_trials(
         if "algorithm" not in {**shared, **trial}:
             raise FedloomError(f"simulate_trials trial {number}: expected an algorithm, got none")
     given = [{"task": task, "data": data, **defaults, **shared, **trial} for trial in trials]
-    return _run(given, _How(executor, device, dtype, chunk, compile, precision, deterministic, progress))
+    how = _How(executor, device, dtype, chunk, compile, precision, deterministic, progress, resume, allow)
+    return _run(given, how)
 
 
 @dataclass(frozen=True)
@@ -219,7 +224,8 @@ def _run_all(runs: Sequence[dict[str, Any]], how: _How) -> list[History]:
     if how.precision == "bfloat16":
         job = replace(job, functional=replace(job.functional, compute=torch.bfloat16))
     shortcut = ServerGraphs() if target.type == "cuda" and ranks.world == 1 else None
-    trials = []
+    trials: list[Trial] = []
+    cadence = Cadence() if len(runs) == 1 else Cadence(longest=math.inf)
     with (
         tensor_float(target.type == "cuda" and how.precision != "highest"),
         rounds_bar(first.rounds * len(runs), how.progress) as shown,
@@ -237,10 +243,10 @@ def _run_all(runs: Sequence[dict[str, Any]], how: _How) -> list[History]:
             config = settings(given, setup) if given["config"] is None else given["config"]
             if given["run_dir"] is not None and ranks.first:
                 entered.enter_context(enter(Path(given["run_dir"]), resume=resume))
-            trials.append(_trial(setup, history, given, config, resume, how.allow, len(runs) == 1))
+            trials.append(_trial(setup, history, given, config, resume, how.allow))
             begin(given["callbacks"], history.resolved)
         with random.generator_kept(job.draws):
-            _drive(trials, job, choice)
+            _drive(trials, job, choice, cadence)
         for trial in trials:
             trial.history.resolved |= choice.notes
         return [trial.history if trial.history.diverged else trial.finish() for trial in trials]
@@ -263,24 +269,13 @@ def _trial(
     config: Mapping[str, Any],
     resume: bool,
     allow: Collection[str],
-    single: bool,
 ) -> Trial:
     """A run at its beginning, or where it was: when it was interrupted, or a rank died and all were started again."""
     ranks, path = setup.ranks, given["run_dir"]
     own = path if ranks.first else None
     setup = with_ledger(setup, own)
     found = newest(Path(path)) if resume and path is not None and (Path(path) / CONFIG).exists() else None
-    records = Records(
-        own,
-        config,
-        history,
-        setup.data.fingerprint,
-        setup.seed,
-        found,
-        allow,
-        Cadence() if single else None,  # of several in one stack, those that are not finished begin again
-        every_round=ranks.launched,
-    )
+    records = Records(own, config, history, setup.data.fingerprint, setup.seed, found, allow)
     ahead = next(iter(setup.functional.params.values())).is_cuda and ranks.world == 1 and not ranks.launched
     trial = Trial(setup, history, records, ahead=ahead)
     if found is not None:
@@ -288,8 +283,10 @@ def _trial(
     return trial
 
 
-def _drive(trials: Sequence[Trial], job: Job, choice: Choice) -> None:
-    """All rounds of all trials, in step."""
+def _drive(trials: Sequence[Trial], job: Job, choice: Choice, cadence: Cadence) -> None:
+    """All rounds of all trials, in step; their states are written after the same rounds."""
+    launched = trials[0].setup.ranks.launched
+    kept = any(trial.records.directory is not None for trial in trials)
 
     def alone(trial: Trial, t: int) -> None:
         _round([trial], t, job, choice, trusting=False)
@@ -301,19 +298,26 @@ def _drive(trials: Sequence[Trial], job: Job, choice: Choice) -> None:
         except Diverged as error:
             trial.history.diverged, trial.over = error, True
 
-    resumable = len(trials) == 1 and trials[0].records.directory is not None and not trials[0].setup.ranks.launched
-    with noted() if resumable else nullcontext():
+    with noted() if kept and not launched else nullcontext():
         try:
             for t in range(trials[0].setup.rounds):
                 live = [trial for trial in trials if not trial.over and trial.start <= t]
+                if not live:
+                    continue
                 _round(live, t, job, choice)
+                due = kept and (launched or cadence.due())
                 for trial in live:
-                    settle(trial, 1 if trial.ahead and not trial.records.due() else 0)
+                    settle(trial, 1 if trial.ahead and not due else 0)
+                if due:
+                    with cadence.writing():
+                        for trial in live:
+                            trial.keep()
             for trial in trials:
                 settle(trial, 0)
             check()
         except Interrupted:
-            trials[0].leave()
+            for trial in trials:
+                trial.leave()
             raise
 
 

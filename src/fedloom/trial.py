@@ -270,10 +270,14 @@ class Trial:
         while self.pending:
             self._undo(self.pending.pop())
 
+    def keep(self) -> None:
+        """Write its state; nothing is pending."""
+        self.records.keep(len(self.history.rounds), self)
+
     def leave(self) -> None:
         """A signal came: rounds that were told are kept, what was begun since has not happened."""
         self._take_back()
-        self.records.keep(len(self.history.rounds), self)
+        self.keep()
 
     def _tell(self, round: Round) -> None:
         """A round's numbers are here: it has happened, unless a signal comes while it is evaluated."""
@@ -336,8 +340,6 @@ class Trial:
             if not evaluated:
                 record |= self._measure(t, after)
         self.records.record(record)
-        if not self.pending:
-            self.records.settled(self)
 
     def _diverged(self, t: int, after: After) -> Diverged | None:
         """The global model is not finite, or nobody is left whose own is."""

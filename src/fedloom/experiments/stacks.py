@@ -13,7 +13,7 @@ from fedloom.callbacks import Callback
 from fedloom.data.catalog import Shelf, options_of
 from fedloom.differences import difference
 from fedloom.documents import read_json, read_records, read_toml
-from fedloom.errors import Diverged, FedloomError
+from fedloom.errors import Damaged, Diverged, FedloomError
 from fedloom.experiments import build
 from fedloom.experiments.measures import Outcome
 from fedloom.experiments.runner import threads
@@ -105,16 +105,19 @@ def train(
 def run_stack(
     stack: Sequence[StackRun], shelf: Shelf, data_folder: Path | None, progress: bool = False
 ) -> list[History]:
-    """Run a stack; every run leaves its directory, those that diverge as well."""
+    """Run a stack; every run leaves its directory, those that diverge as well. Runs that were begun go on."""
     trials: list[dict[str, Any]] = []
     for run in stack:
-        if run.folder.exists():  # begun and not finished
-            shutil.rmtree(run.folder)
         run.folder.parent.mkdir(parents=True, exist_ok=True)
         callbacks = [] if run.watch is None else [run.watch]
         trials.append(_trial(run.experiment, shelf, data_folder) | {"callbacks": callbacks, "run_dir": run.folder})
     with threads(stack[0].experiment.threads):
-        histories = _simulate(stack[0].experiment, trials, data_folder, progress)
+        try:
+            histories = _simulate(stack[0].experiment, trials, data_folder, progress)
+        except Damaged:  # what was begun has other rows or versions, and is no longer wanted
+            for run in stack:
+                shutil.rmtree(run.folder, ignore_errors=True)
+            histories = _simulate(stack[0].experiment, trials, data_folder, progress)
     for run, history in zip(stack, histories, strict=True):
         if history.diverged is not None:
             _keep_diverged(run, history, history.diverged)
@@ -150,7 +153,8 @@ def _simulate(
     shared = {name: trials[0][name] for name in ("rounds", "epochs", "steps", "batch_size", "drop_last")}
     own = [{name: value for name, value in trial.items() if name not in {*together, *shared}} for trial in trials]
     task = build.build_task(experiment.model, trials[0]["data"], data_folder)
-    return simulate_trials(task, trials[0]["data"], own, **together, **shared, progress=progress)
+    going_on: dict[str, Any] = {"resume": True, "allow": _NOT_THE_NUMBERS}
+    return simulate_trials(task, trials[0]["data"], own, **together, **shared, **going_on, progress=progress)
 
 
 def _callback(run: StudyRun, watch: Callable[[StudyRun, Mapping[str, Any]], None]) -> Callable[[dict[str, Any]], bool]:
