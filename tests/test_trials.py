@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ from small_federations import classification, distance
 from test_executors import Dense
 
 import fedloom as fl
+from fedloom.errors import Damaged
 
 DATA = classification([20, 9, 31, 20, 5, 14])
 TASK = fl.Task(Dense)
@@ -96,3 +100,44 @@ def test_one_that_stops_leaves_the_others() -> None:
 def test_mistakes(trials: list[dict[str, Any]], match: str) -> None:
     with pytest.raises(fl.FedloomError, match=match):
         fl.simulate_trials(TASK, DATA, trials, **SHARED)
+
+
+TOGETHER = SHARED | {"rounds": 6}
+MAKERS = fl.fedavg(0.1), fl.fedadam(0.1, server_lr=0.01), fl.fedadp(0.3)
+
+
+def in_folders(folder: Path, stop_in: int | None = None, signal_in: int | None = None) -> list[dict[str, Any]]:
+    """Three trials; the second ends itself in round `stop_in`, or sends the process a signal in round `signal_in`."""
+
+    def watch(record: dict[str, Any]) -> bool:
+        if record["round"] == signal_in:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return record["round"] == stop_in
+
+    trials: list[dict[str, Any]] = [
+        {"algorithm": algorithm, "run_dir": folder / algorithm.name, "callbacks": []} for algorithm in MAKERS
+    ]
+    trials[1]["callbacks"] = [watch]
+    return trials
+
+
+@pytest.mark.parametrize("stop_in", [None, 1, 4])
+def test_a_stack_that_is_interrupted_goes_on_to_the_same_bits(tmp_path: Path, stop_in: int | None) -> None:
+    whole = fl.simulate_trials(TASK, DATA, in_folders(tmp_path / "whole", stop_in), **TOGETHER)
+    with pytest.raises(KeyboardInterrupt):
+        fl.simulate_trials(TASK, DATA, in_folders(tmp_path / "cut", stop_in, 2 if stop_in != 1 else 1), **TOGETHER)
+    for algorithm in MAKERS:
+        told = (tmp_path / "cut" / algorithm.name / "metrics.jsonl").read_text().splitlines()
+        assert 1 <= len(told) <= 3
+    again = fl.simulate_trials(TASK, DATA, in_folders(tmp_path / "cut", stop_in), **TOGETHER, resume=True)
+    for one, other in zip(whole, again, strict=True):
+        assert distance(one, other) == 0.0
+        assert [record["train_loss"] for record in one.rounds] == [record["train_loss"] for record in other.rounds]
+        assert other.resolved["resumed"]["round"] > 0
+
+
+def test_a_stack_goes_on_with_its_own_settings_alone(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fl.simulate_trials(TASK, DATA, in_folders(tmp_path, signal_in=2), **TOGETHER)
+    with pytest.raises(Damaged, match="batch_size: expected 8 as when its state was made, got 4"):
+        fl.simulate_trials(TASK, DATA, in_folders(tmp_path), **TOGETHER | {"batch_size": 4}, resume=True)

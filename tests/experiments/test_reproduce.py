@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedloom import cli
+from fedloom import cli, resumption
 from fedloom.data.catalog import Shelf
 from fedloom.errors import FedloomError
 from fedloom.experiments import build, reproduce, stacks
@@ -250,6 +252,42 @@ def test_finished_runs_are_not_run_again(file: Path, tmp_path: Path, monkeypatch
     assert all(path.stat().st_mtime_ns == when for path, when in before.items())
     _, said = ran(study, out, file)
     assert begun == [4, 4, 4] and "estimated" not in said
+
+
+def test_a_stack_that_a_signal_ends_goes_on_in_the_middle(file: Path, tmp_path: Path) -> None:
+    study, out = read_study(file), tmp_path / "out"
+    stack = stacks.stacks(runs(study))[0]
+    seen: list[int] = []
+
+    def signals(run: StudyRun, record: Any) -> None:
+        seen.append(record["round"])
+        if record["round"] == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        stacks.train(stack, out, Shelf(), None, signals)
+    told = len(seen)
+    stacks.train(stack, out, Shelf(), None, lambda run, record: seen.append(record["round"]))
+    assert 0 not in seen[told:]
+    for run in stack:
+        summary = json.loads((out / run.slug / "summary.json").read_text())
+        lines = (out / run.slug / "metrics.jsonl").read_text().splitlines()
+        assert summary["resolved"]["resumed"]["round"] >= 1 and len(lines) == summary["rounds"]
+        assert not (out / run.slug / "checkpoints").exists()
+
+
+def test_a_stack_of_other_versions_begins_again(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study, out = read_study(file), tmp_path / "out"
+    stack = stacks.stacks(runs(study))[0]
+
+    def signals(run: StudyRun, record: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        stacks.train(stack, out, Shelf(), None, signals)
+    monkeypatch.setattr(resumption, "BITS", resumption.BITS | {"torch": "99.0"})
+    stacks.train(stack, out, Shelf(), None, lambda run, record: None)
+    assert all("resumed" not in json.loads((out / run.slug / "summary.json").read_text())["resolved"] for run in stack)
 
 
 def test_what_is_told_again_keeps_its_origin(file: Path, tmp_path: Path) -> None:

@@ -208,8 +208,10 @@ def _run(
                     shelf, name = Shelf(), stack[0].experiment.data.name
                     bar.update(task, description=f"loading {name}")
                 started = time.perf_counter()
-                train(stack, out, shelf, data_folder, watch)
-                _remember(study, out, time.perf_counter() - started, stack[0].experiment.device or "cpu")
+                try:
+                    train(stack, out, shelf, data_folder, watch)
+                finally:
+                    _remember(study, out, time.perf_counter() - started, stack[0].experiment.device or "cpu")
                 done += len(stack)
                 through += sum(run.experiment.rounds for run in stack)
                 bar.update(task, completed=through)
