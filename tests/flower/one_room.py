@@ -9,12 +9,16 @@ import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
 import fedloom as fl
 from fedloom.flower import FlowerStrategy, client_app
 
-TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # what Flower tells a ServerApp's process
+try:
+    from flwr.supercore.task_identity import TaskIdentity
+except ImportError:
+    pass  # an earlier Flower, whose messages do not ask for it
+else:
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # what Flower tells a ServerApp's process
 
 Answer = Callable[[Message, Context], Message]
 

@@ -107,7 +107,7 @@ def test_other_settings_than_a_run_was_begun_with_are_refused(
 
 def test_what_is_allowed_may_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = interrupted(tmp_path)
-    monkeypatch.setattr("fedloom.resumption.VERSIONS", {"fedloom": fl.__version__, "torch": "3.0"})
+    monkeypatch.setattr("fedloom.resumption.BITS", {"fedloom": fl.__version__, "torch": "3.0"})
     with pytest.raises(fl.FedloomError, match=r"versions\.torch: expected"):
         deploy(TASK, room(tmp_path), FEDADAM(), rounds=4, run_dir=run, **OPTIONS)
     allowed = deploy(TASK, room(tmp_path), FEDADAM(), rounds=4, run_dir=run, allow=["versions"], **OPTIONS)

@@ -21,7 +21,7 @@ import torch
 import fedloom as fl
 from fedloom import checkpoint
 
-pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedloom[flower]'")
+pytest.importorskip("flwr", "1.41", reason="needs flwr 1.41, whose commands it starts: pip install 'fedloom[flower]'")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(

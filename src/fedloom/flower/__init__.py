@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from fedloom.errors import FedloomError
 
 if find_spec("flwr") is None:
-    raise FedloomError("fedloom.flower: expected flwr>=1.41, got none: pip install 'fedloom[flower]'")
+    raise FedloomError("fedloom.flower: expected flwr>=1.26, got none: pip install 'fedloom[flower]'")
 
 from fedloom.flower.client import client_app as client_app
 from fedloom.flower.experiment import plan as plan
