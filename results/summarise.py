@@ -31,7 +31,7 @@ def _overview(found: list[dict[str, Any]]) -> str:
     for each in found:
         decided = [cell["matched"] for cell in each["published"] if cell.get("matched") is not None]
         claims = [claim["holds"] for claim in each["claims"] if claim["holds"] is not None]
-        counts = [f"{sum(found)} of {len(found)}" if found else "" for found in (decided, claims)]
+        counts = [f"{sum(yes)} of {len(yes)}" if yes else "" for yes in (decided, claims)]
         name = f"[{each['id']}](#{each['id']})"
         lines.append(f"| {name} | {_part(each)} | {' | '.join(counts)} | {each['seconds']:,.0f} | {each['device']} |")
     return "\n".join(lines) + "\n"
