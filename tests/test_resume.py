@@ -221,7 +221,8 @@ def test_another_version_is_refused_unless_allowed(
 
 
 def test_other_data_are_refused_and_a_script_can_resume_too(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"rounds": 4, "cohort": 2, "dtype": torch.float64, "executor": "loop"}
+    grown = {"cohort": lambda t: 2 if t < 2 else 3}
+    options: dict[str, Any] = {"rounds": 4, "dtype": torch.float64, "executor": "loop", **grown}
     run = partial(fl.simulate, linear(), run_dir=tmp_path / "run", **options)
     data, algorithm = classification([6, 7, 8]), fl.fedavgm(0.1)
     with pytest.raises(ZeroDivisionError):
@@ -230,7 +231,9 @@ def test_other_data_are_refused_and_a_script_can_resume_too(tmp_path: Path) -> N
         run(classification([6, 7, 9]), algorithm, resume=True)
     with pytest.raises(Damaged, match=r"algorithm: expected .*momentum.*, got "):
         run(data, fl.fedavg(0.1), resume=True)
-    resumed = run(data, algorithm, resume=True)
+    with pytest.raises(Damaged, match=r"cohort: expected '2 from round 0, 3 from round 2' .*, got '2 from round 0'"):
+        run(data, algorithm, cohort=lambda t: 2, resume=True)
+    resumed = run(data, algorithm, cohort=lambda t: 2 + (t > 1), resume=True)
     assert [record["round"] for record in resumed.rounds] == [0, 1, 2, 3]
     undisturbed = fl.simulate(linear(), data, algorithm, **options)
     assert all(torch.equal(leaf, undisturbed.params[name]) for name, leaf in resumed.params.items())

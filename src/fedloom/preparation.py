@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -140,11 +141,10 @@ def client_work(algorithm: Algorithm) -> str:
 
 
 def settings(given: Mapping[str, Any], setup: Setup) -> dict[str, Any]:
-    cohort = given["cohort"]
     kept = ("rounds", "epochs", "steps", "batch_size", "drop_last", "seed", "sampling_seed", "eval_every", "alignment")
     return {
         "algorithm": repr(setup.algorithm),
-        "cohort": cohort if isinstance(cohort, int | float) else repr(cohort),
+        "cohort": _sizes(given["cohort"], given["rounds"]),
         **{name: given[name] for name in kept},
         "sampler": setup.sampler.name,
         "evaluate_on": list(setup.evaluate_on),
@@ -152,6 +152,22 @@ def settings(given: Mapping[str, Any], setup: Setup) -> dict[str, Any]:
         "faults": [vars(fault) for fault in as_faults(given["faults"])],
         "min_reports": setup.min_reports,
     }
+
+
+def _sizes(cohort: float | Callable[[int], int], rounds: int) -> float | str:
+    """A function is told by what it gives, which is the same in another process.
+
+    >>> _sizes(lambda t: 10 if t < 300 else 20, rounds=1000)
+    '10 from round 0, 20 from round 300'
+    """
+    if isinstance(cohort, int | float):
+        return cohort
+    sizes = [cohort(t) for t in range(rounds)]
+    changes = [f"{size} from round {t}" for t, size in enumerate(sizes) if not t or size != sizes[t - 1]]
+    if len(changes) <= 20:
+        return ", ".join(changes)
+    digest = hashlib.sha256(" ".join(map(str, sizes)).encode()).hexdigest()[:16]
+    return f"{min(sizes)} to {max(sizes)}, changing {len(changes) - 1} times, sha256 {digest}"
 
 
 def _rarely(data: FederatedData, batching: Batching, size: int, on: Sequence[str]) -> int:

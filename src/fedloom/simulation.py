@@ -240,10 +240,9 @@ def _run_all(runs: Sequence[dict[str, Any]], how: _How) -> list[History]:
                 names=setup.functional.names,
                 resolved={**_resolved(job, choice, target, how.precision, ranks), **setup.recorded},
             )
-            config = settings(given, setup) if given["config"] is None else given["config"]
             if given["run_dir"] is not None and ranks.first:
                 entered.enter_context(enter(Path(given["run_dir"]), resume=resume))
-            trials.append(_trial(setup, history, given, config, resume, how.allow))
+            trials.append(_trial(setup, history, given, resume, how.allow))
             begin(given["callbacks"], history.resolved)
         with random.generator_kept(job.draws):
             _drive(trials, job, choice, cadence)
@@ -266,16 +265,17 @@ def _trial(
     setup: Setup,
     history: History,
     given: Mapping[str, Any],
-    config: Mapping[str, Any],
     resume: bool,
     allow: Collection[str],
 ) -> Trial:
     """A run at its beginning, or where it was: when it was interrupted, or a rank died and all were started again."""
     ranks, path = setup.ranks, given["run_dir"]
-    own = path if ranks.first else None
+    own, config = path if ranks.first else None, given["config"]
+    if config is None and own is not None:
+        config = settings(given, setup)
     setup = with_ledger(setup, own)
     found = newest(Path(path)) if resume and path is not None and (Path(path) / CONFIG).exists() else None
-    records = Records(own, config, history, setup.data.fingerprint, setup.seed, found, allow)
+    records = Records(own, config or {}, history, setup.data.fingerprint, setup.seed, found, allow)
     ahead = next(iter(setup.functional.params.values())).is_cuda and ranks.world == 1 and not ranks.launched
     trial = Trial(setup, history, records, ahead=ahead)
     if found is not None:
