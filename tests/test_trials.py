@@ -141,3 +141,21 @@ def test_a_stack_goes_on_with_its_own_settings_alone(tmp_path: Path) -> None:
         fl.simulate_trials(TASK, DATA, in_folders(tmp_path, signal_in=2), **TOGETHER)
     with pytest.raises(Damaged, match="batch_size: expected 8 as when its state was made, got 4"):
         fl.simulate_trials(TASK, DATA, in_folders(tmp_path), **TOGETHER | {"batch_size": 4}, resume=True)
+
+
+def test_of_a_stack_some_may_be_finished_already(tmp_path: Path) -> None:
+    whole = fl.simulate_trials(TASK, DATA, in_folders(tmp_path), **TOGETHER)
+    (tmp_path / "fedadp" / "summary.json").unlink()  # as if it had ended between two summaries
+    again = fl.simulate_trials(TASK, DATA, in_folders(tmp_path), **TOGETHER, resume=True)
+    assert [distance(one, other) for one, other in zip(whole, again, strict=True)] == [0.0] * 3
+    assert all((tmp_path / algorithm.name / "summary.json").exists() for algorithm in MAKERS)
+    assert [len(history.rounds) for history in again] == [6, 6, 6]
+
+
+def test_one_key_may_be_allowed_as_a_string(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fl.simulate_trials(TASK, DATA, in_folders(tmp_path, signal_in=2), **TOGETHER)
+    other = TOGETHER | {"batch_size": 4}
+    with pytest.raises(Damaged, match="batch_size: expected 8"):
+        fl.simulate_trials(TASK, DATA, in_folders(tmp_path), **other, resume=True, allow="rounds")
+    fl.simulate_trials(TASK, DATA, in_folders(tmp_path), **other, resume=True, allow="batch_size")

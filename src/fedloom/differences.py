@@ -12,6 +12,7 @@ def difference(expected: Any, got: Any, but: Collection[str] = (), path: str = "
     >>> difference({"rounds": 2, "data": {"alpha": 1}}, {"rounds": 3, "data": {"alpha": 2}}, but=["rounds"])
     ('data.alpha', 1, 2)
     """
+    but = (but,) if isinstance(but, str) else but  # a string is a collection of its letters
     if path in but:
         return None
     if isinstance(expected, Mapping) and isinstance(got, Mapping):

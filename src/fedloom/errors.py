@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 
@@ -25,6 +26,14 @@ class Diverged(FedloomError):
 
 class Damaged(FedloomError):
     """A run directory that cannot be read as one: a file of it is broken, or it is somebody else's."""
+
+
+class Changed(Damaged):
+    """A run that was begun with other settings, rows or versions."""
+
+    def __init__(self, directory: Path, message: str) -> None:
+        super().__init__(f"{directory}, {message}")
+        self.directory = directory
 
 
 def positive(what: str, value: Any) -> None:

@@ -144,7 +144,7 @@ def settings(given: Mapping[str, Any], setup: Setup) -> dict[str, Any]:
     kept = ("rounds", "epochs", "steps", "batch_size", "drop_last", "seed", "sampling_seed", "eval_every", "alignment")
     return {
         "algorithm": repr(setup.algorithm),
-        "cohort": _sizes(given["cohort"], given["rounds"]),
+        "cohort": sizes(given["cohort"], given["rounds"]),
         **{name: given[name] for name in kept},
         "sampler": setup.sampler.name,
         "evaluate_on": list(setup.evaluate_on),
@@ -154,20 +154,20 @@ def settings(given: Mapping[str, Any], setup: Setup) -> dict[str, Any]:
     }
 
 
-def _sizes(cohort: float | Callable[[int], int], rounds: int) -> float | str:
-    """A function is told by what it gives, which is the same in another process.
+def sizes(cohort: float | Callable[[int], int], rounds: int) -> float | str:
+    """A cohort as it is noted: a function by what it gives, which is the same in another process.
 
-    >>> _sizes(lambda t: 10 if t < 300 else 20, rounds=1000)
+    >>> sizes(lambda t: 10 if t < 300 else 20, rounds=1000)
     '10 from round 0, 20 from round 300'
     """
-    if isinstance(cohort, int | float):
-        return cohort
-    sizes = [cohort(t) for t in range(rounds)]
-    changes = [f"{size} from round {t}" for t, size in enumerate(sizes) if not t or size != sizes[t - 1]]
+    if not callable(cohort):
+        return cohort if isinstance(cohort, float) else int(cohort)
+    given = [cohort(t) for t in range(rounds)]
+    changes = [f"{size} from round {t}" for t, size in enumerate(given) if not t or size != given[t - 1]]
     if len(changes) <= 20:
         return ", ".join(changes)
-    digest = hashlib.sha256(" ".join(map(str, sizes)).encode()).hexdigest()[:16]
-    return f"{min(sizes)} to {max(sizes)}, changing {len(changes) - 1} times, sha256 {digest}"
+    digest = hashlib.sha256(" ".join(map(str, given)).encode()).hexdigest()[:16]
+    return f"{min(given)} to {max(given)}, changing {len(changes) - 1} times, sha256 {digest}"
 
 
 def _rarely(data: FederatedData, batching: Batching, size: int, on: Sequence[str]) -> int:

@@ -30,8 +30,9 @@ class Records:
         seed: int,
         found: Found | None = None,
         allowed: Collection[str] = (),
+        finished: bool = False,
     ) -> None:
-        self.directory = None if path is None else RunDirectory(Path(path), resume=found is not None)
+        self.directory = None if path is None else RunDirectory(Path(path), resume=found is not None, finished=finished)
         self.kept: int | None = None  # the round of the last state
         if self.directory is not None:
             self.fingerprint = fingerprint()

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedloom import checkpoint
 from fedloom.differences import difference
-from fedloom.errors import Damaged, FedloomError
+from fedloom.errors import Changed, Damaged, FedloomError
 from fedloom.rundir import METRICS, states
 from fedloom.versions import versions
 
@@ -88,7 +88,8 @@ def check_same(where: Path, made: Mapping[str, Any], now: Mapping[str, Any], all
     found = difference(flat(made), flat(now), but=allowed)
     if found is not None:
         key, expected, got = found
-        raise Damaged(
-            f"{where}, {key}: expected {expected!r} as when its state was made, got {got!r}: "
-            f"put it back, or allow it with --allow {key}"
+        raise Changed(
+            where,
+            f"{key}: expected {expected!r} as when its state was made, got {got!r}: "
+            f"put it back, or allow it with --allow {key}",
         )

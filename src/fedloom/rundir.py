@@ -39,9 +39,9 @@ class RunDirectory:
     {"round": 0, "test_loss": null}
     """
 
-    def __init__(self, path: str | PathLike[str], *, resume: bool = False) -> None:
+    def __init__(self, path: str | PathLike[str], *, resume: bool = False, finished: bool = False) -> None:
         self.path = Path(path)
-        check_free(self.path, resume=resume)
+        check_free(self.path, resume=resume, finished=finished)
         durable.make_folder(self.path)
         durable.sweep(self.path / CHECKPOINTS)
         self._written, self._digest = 0, hashlib.sha256()  # of the metrics
@@ -90,10 +90,10 @@ class RunDirectory:
         return [json.loads(line) for line in content.splitlines()]
 
 
-def enter(path: Path, *, resume: bool = False) -> AbstractContextManager[None]:
+def enter(path: Path, *, resume: bool = False, finished: bool = False) -> AbstractContextManager[None]:
     """A run may begin, or go on, in this directory, and no other process works in it until this one leaves."""
     lock.check(path)
-    check_free(path, resume=resume)
+    check_free(path, resume=resume, finished=finished)
     return lock.alone(path)
 
 
@@ -103,14 +103,14 @@ def states(path: Path) -> list[Path]:
     return sorted(found, key=lambda folder: int(folder.name.removeprefix("round-")))
 
 
-def check_free(path: Path, *, resume: bool = False) -> None:
-    """An error unless a run may begin, or go on, in this directory."""
+def check_free(path: Path, *, resume: bool = False, finished: bool = False) -> None:
+    """An error unless a run may begin, or go on, in this directory; with `finished` one may be finished already."""
     advice = "choose another directory, or remove it"
     if path.exists() and not path.is_dir():
         raise FedloomError(f"{path}: expected a directory for the run, got a file: {advice}")
     held = {entry.name for entry in path.iterdir()} if path.exists() else set()
     held = {name for name in held if not name.startswith(".")}  # what a killed write left, or a file manager
-    if SUMMARY in held:
+    if SUMMARY in held and not finished:
         raise FedloomError(f"{path}: expected a directory of its own, got one with a finished run: {advice}")
     if held and CONFIG not in held:
         raise FedloomError(f"{path}: expected a directory of its own, got one with {min(held)!r} in it: {advice}")

@@ -241,8 +241,8 @@ def _run_all(runs: Sequence[dict[str, Any]], how: _How) -> list[History]:
                 resolved={**_resolved(job, choice, target, how.precision, ranks), **setup.recorded},
             )
             if given["run_dir"] is not None and ranks.first:
-                entered.enter_context(enter(Path(given["run_dir"]), resume=resume))
-            trials.append(_trial(setup, history, given, resume, how.allow))
+                entered.enter_context(enter(Path(given["run_dir"]), resume=resume, finished=resume and len(runs) > 1))
+            trials.append(_trial(setup, history, given, resume, how.allow, len(runs) > 1))
             begin(given["callbacks"], history.resolved)
         with random.generator_kept(job.draws):
             _drive(trials, job, choice, cadence)
@@ -267,6 +267,7 @@ def _trial(
     given: Mapping[str, Any],
     resume: bool,
     allow: Collection[str],
+    stacked: bool,
 ) -> Trial:
     """A run at its beginning, or where it was: when it was interrupted, or a rank died and all were started again."""
     ranks, path = setup.ranks, given["run_dir"]
@@ -275,7 +276,9 @@ def _trial(
         config = settings(given, setup)
     setup = with_ledger(setup, own)
     found = newest(Path(path)) if resume and path is not None and (Path(path) / CONFIG).exists() else None
-    records = Records(own, config or {}, history, setup.data.fingerprint, setup.seed, found, allow)
+    # of a stack some may be finished when the others are not
+    again = stacked and found is not None and found.state is not None
+    records = Records(own, config or {}, history, setup.data.fingerprint, setup.seed, found, allow, again)
     ahead = next(iter(setup.functional.params.values())).is_cuda and ranks.world == 1 and not ranks.launched
     trial = Trial(setup, history, records, ahead=ahead)
     if found is not None:
@@ -315,6 +318,8 @@ def _drive(trials: Sequence[Trial], job: Job, choice: Choice, cadence: Cadence) 
             for trial in trials:
                 settle(trial, 0)
             check()
+            for trial in trials:
+                trial.keep()  # before any of them is finished
         except Interrupted:
             for trial in trials:
                 trial.leave()

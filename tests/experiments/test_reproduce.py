@@ -17,7 +17,7 @@ from rich.text import Text
 
 from fedloom import cli, resumption
 from fedloom.data.catalog import Shelf
-from fedloom.errors import FedloomError
+from fedloom.errors import Changed, FedloomError
 from fedloom.experiments import build, reproduce, stacks
 from fedloom.experiments.study import Study, StudyRun, read_study, runs
 from fedloom.experiments.study_report import command
@@ -276,6 +276,23 @@ def test_a_stack_that_a_signal_ends_goes_on_in_the_middle(file: Path, tmp_path: 
         assert not (out / run.slug / "checkpoints").exists()
 
 
+def test_a_run_whose_watch_has_to_see_every_round_begins_again(file: Path, tmp_path: Path) -> None:
+    experiment = runs(read_study(file))[0].experiment
+    seen: list[int] = []
+
+    def watch(record: dict[str, Any]) -> bool:
+        seen.append(record["round"])
+        if seen == [0, 1]:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return False
+
+    stack = [stacks.StackRun(experiment, tmp_path / "run", watch, afresh=True)]
+    with pytest.raises(KeyboardInterrupt):
+        stacks.run_stack(stack, Shelf(), None)
+    stacks.run_stack(stack, Shelf(), None)
+    assert seen == [0, 1, 0, 1, 2]
+
+
 def test_a_stack_of_other_versions_begins_again(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study, out = read_study(file), tmp_path / "out"
     stack = stacks.stacks(runs(study))[0]
@@ -286,8 +303,16 @@ def test_a_stack_of_other_versions_begins_again(file: Path, tmp_path: Path, monk
     with pytest.raises(KeyboardInterrupt):
         stacks.train(stack, out, Shelf(), None, signals)
     monkeypatch.setattr(resumption, "BITS", resumption.BITS | {"torch": "99.0"})
-    stacks.train(stack, out, Shelf(), None, lambda run, record: None)
-    assert all("resumed" not in json.loads((out / run.slug / "summary.json").read_text())["resolved"] for run in stack)
+    (out / stack[0].slug / "privacy.json").write_text("{}")
+    with pytest.raises(Changed, match=r"versions\.torch"):
+        stacks.train(stack, out, Shelf(), None, lambda run, record: None)
+    (out / stack[0].slug / "privacy.json").unlink()
+    with pytest.warns(UserWarning, match=r"begins again: .*versions.torch: expected") as warned:
+        stacks.train(stack, out, Shelf(), None, lambda run, record: None)
+    assert len(warned) == len(stack)
+    for run in stack:
+        resolved = json.loads((out / run.slug / "summary.json").read_text())["resolved"]
+        assert resolved.get("resumed", {"round": 0})["round"] == 0
 
 
 def test_what_is_told_again_keeps_its_origin(file: Path, tmp_path: Path) -> None:

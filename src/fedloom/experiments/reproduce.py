@@ -210,8 +210,10 @@ def _run(
                 started = time.perf_counter()
                 try:
                     train(stack, out, shelf, data_folder, watch)
-                finally:
-                    _remember(study, out, time.perf_counter() - started, stack[0].experiment.device or "cpu")
+                except KeyboardInterrupt:
+                    _remember(study, out, started, stack)
+                    raise
+                _remember(study, out, started, stack)
                 done += len(stack)
                 through += sum(run.experiment.rounds for run in stack)
                 bar.update(task, completed=through)
@@ -269,9 +271,10 @@ def _made(out: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
-def _remember(study: Study, out: Path, seconds: float, device: str) -> None:
-    before = _made(out).get("seconds", 0.0)
-    write_json(out / MADE, {"command": command(study), **origin(device), "seconds": before + seconds})
+def _remember(study: Study, out: Path, started: float, stack: Sequence[StudyRun]) -> None:
+    seconds = _made(out).get("seconds", 0.0) + time.perf_counter() - started
+    device = stack[0].experiment.device or "cpu"
+    write_json(out / MADE, {"command": command(study), **origin(device), "seconds": seconds})
 
 
 # What came of it ------------------------------------------------------------------------------------------------------

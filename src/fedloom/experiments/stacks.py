@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from fedloom.accounting import LEDGER
 from fedloom.callbacks import Callback
 from fedloom.data.catalog import Shelf, options_of
 from fedloom.differences import difference
 from fedloom.documents import read_json, read_records, read_toml
-from fedloom.errors import Damaged, Diverged, FedloomError
+from fedloom.errors import Changed, Diverged, FedloomError
 from fedloom.experiments import build
 from fedloom.experiments.measures import Outcome
 from fedloom.experiments.runner import threads
@@ -60,6 +62,7 @@ class StackRun:
     experiment: Experiment
     folder: Path
     watch: Callback | None = None
+    afresh: bool = False  # its watch has to see every round: where it was begun it begins again
 
 
 def stacks(runs: Iterable[P], most: int = MOST) -> list[list[P]]:
@@ -108,20 +111,32 @@ def run_stack(
     """Run a stack; every run leaves its directory, those that diverge as well. Runs that were begun go on."""
     trials: list[dict[str, Any]] = []
     for run in stack:
+        if run.afresh and run.folder.exists():
+            shutil.rmtree(run.folder)
         run.folder.parent.mkdir(parents=True, exist_ok=True)
         callbacks = [] if run.watch is None else [run.watch]
         trials.append(_trial(run.experiment, shelf, data_folder) | {"callbacks": callbacks, "run_dir": run.folder})
     with threads(stack[0].experiment.threads):
-        try:
-            histories = _simulate(stack[0].experiment, trials, data_folder, progress)
-        except Damaged:  # what was begun has other rows or versions, and is no longer wanted
-            for run in stack:
-                shutil.rmtree(run.folder, ignore_errors=True)
-            histories = _simulate(stack[0].experiment, trials, data_folder, progress)
+        histories = _go_on(stack[0].experiment, trials, data_folder, progress)
     for run, history in zip(stack, histories, strict=True):
         if history.diverged is not None:
             _keep_diverged(run, history, history.diverged)
     return histories
+
+
+def _go_on(
+    experiment: Experiment, trials: Sequence[dict[str, Any]], data_folder: Path | None, progress: bool
+) -> list[History]:
+    """Run them from where they were. One that was begun with other rows or versions begins again, unless it is private:
+    what it spent stands in its folder."""
+    while True:
+        try:
+            return _simulate(experiment, trials, data_folder, progress)
+        except Changed as error:
+            if (error.directory / LEDGER).exists():
+                raise
+            warnings.warn(f"{error.directory}: begins again: {error}", stacklevel=2)
+            shutil.rmtree(error.directory)
 
 
 def seconds_per_round(run: StudyRun, shelf: Shelf, data_folder: Path | None) -> float:

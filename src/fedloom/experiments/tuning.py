@@ -135,7 +135,7 @@ class Workshop:
         count = f"{len(group)} runs as one program" if len(group) > 1 else "1 run"
         labels = ", ".join(dict.fromkeys(run.point.label for run in group))
         self._say(f"{count}: {labels}, {group[0].experiment.rounds} rounds")
-        stack = [StackRun(run.experiment, run.directory, run.watch) for run in group]
+        stack = [StackRun(run.experiment, run.directory, run.watch, run.watch is not None) for run in group]
         progress = self.console.is_terminal and not self.console.quiet
         histories = run_stack(stack, self.shelf, self.data_folder, progress)
         told = [None if history.diverged is None else str(history.diverged) for history in histories]
