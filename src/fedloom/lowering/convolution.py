@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.lowering import convolution_kernels as kernels
-from fedloom.lowering import tiles
+from fedloom.lowering import convolution_kernels, triton_parts
 from fedloom.lowering.operators import call, flat, leading, operator
 
 Form = Literal["plain", "matrix", "kernel", "hybrid"]  # hybrid: kernel, but matrix for the weights' gradient
@@ -40,7 +39,7 @@ def form(x: Tensor, weight: Tensor, stride: Pair, dilation: Pair, groups: int) -
         return "plain"
     wide = weight.shape[-4] >= _MATRIX_OUTPUTS or weight.shape[-2:] == (1, 1)
     fits = all(s == 1 or d == 1 for s, d in zip(stride, dilation, strict=True))
-    if not wide and fits and x.dtype in _KERNEL_DTYPES and x.device.type == "cuda" and tiles.available():
+    if not wide and fits and x.dtype in _KERNEL_DTYPES and x.device.type == "cuda" and triton_parts.available():
         return "kernel"
     return "matrix"
 
@@ -243,7 +242,7 @@ _SETTINGS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation) -> Tensor"
 
 
 def _on_device(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype in _KERNEL_DTYPES and tiles.available()
+    return x.is_cuda and x.dtype in _KERNEL_DTYPES and triton_parts.available()
 
 
 def _backward(g: Tensor, x: Tensor, weight: Tensor, settings: tuple[Any, ...], which: int) -> Tensor:
@@ -255,7 +254,7 @@ def _backward(g: Tensor, x: Tensor, weight: Tensor, settings: tuple[Any, ...], w
 
 def _empty_output(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any) -> Tensor:
     size = _size(x.shape[-2:], weight.shape[-2:], stride, padding, dilation)
-    return kernels.empty_last(x, *leading(x), x.shape[-4], weight.shape[-4], *size)
+    return convolution_kernels.empty_last(x, *leading(x), x.shape[-4], weight.shape[-4], *size)
 
 
 @operator("fedloom::conv2d", f"(Tensor x, Tensor weight, {_SETTINGS}", batched=2, fake=_empty_output)
@@ -263,14 +262,16 @@ def _conv2d(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any)
     lead, (x, weight) = flat(4, x, weight)
     settings = tuple(stride), tuple(padding), tuple(dilation)
     if _on_device(x):
-        y = kernels.conv2d(x, weight, _size(x.shape[-2:], weight.shape[-2:], *settings), *settings)
+        y = convolution_kernels.conv2d(x, weight, _size(x.shape[-2:], weight.shape[-2:], *settings), *settings)
     else:
-        y = kernels.last(torch.stack([torch.conv2d(*pair, None, *settings) for pair in zip(x, weight, strict=True)]))
+        y = convolution_kernels.last(
+            torch.stack([torch.conv2d(*pair, None, *settings) for pair in zip(x, weight, strict=True)])
+        )
     return y.reshape(*lead, *y.shape[1:])
 
 
 def _empty_input(g: Tensor, weight: Tensor, size: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:
-    return kernels.empty_last(g, *leading(g), g.shape[-4], weight.shape[-3], *size)
+    return convolution_kernels.empty_last(g, *leading(g), g.shape[-4], weight.shape[-3], *size)
 
 
 @operator(
@@ -283,15 +284,15 @@ def _conv2d_input_gradient(g: Tensor, weight: Tensor, size: Any, stride: Any, pa
     lead, (g, weight) = flat(4, g, weight)
     settings = tuple(stride), tuple(padding), tuple(dilation)
     if _on_device(g):
-        dx = kernels.conv2d_input_gradient(g, weight, tuple(size), *settings)
+        dx = convolution_kernels.conv2d_input_gradient(g, weight, tuple(size), *settings)
     else:
         x = g.new_empty(()).expand(g.shape[1], weight.shape[2], *size)
-        dx = kernels.last(torch.stack([_backward(g[k], x, weight[k], settings, 0) for k in range(len(g))]))
+        dx = convolution_kernels.last(torch.stack([_backward(g[k], x, weight[k], settings, 0) for k in range(len(g))]))
     return dx.reshape(*lead, *dx.shape[1:])
 
 
 def _empty_weight(g: Tensor, x: Tensor, taps: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:
-    return kernels.empty_last(g, *leading(g), g.shape[-3], x.shape[-3], *taps)
+    return convolution_kernels.empty_last(g, *leading(g), g.shape[-3], x.shape[-3], *taps)
 
 
 @operator(
@@ -301,8 +302,8 @@ def _conv2d_weight_gradient(g: Tensor, x: Tensor, taps: Any, stride: Any, paddin
     lead, (g, x) = flat(4, g, x)
     settings = tuple(stride), tuple(padding), tuple(dilation)
     if _on_device(g):
-        dw = kernels.conv2d_weight_gradient(g, x, tuple(taps), *settings)
+        dw = convolution_kernels.conv2d_weight_gradient(g, x, tuple(taps), *settings)
     else:
         weight = g.new_empty(()).expand(g.shape[2], x.shape[2], *taps)
-        dw = kernels.last(torch.stack([_backward(g[k], x[k], weight, settings, 1) for k in range(len(g))]))
+        dw = convolution_kernels.last(torch.stack([_backward(g[k], x[k], weight, settings, 1) for k in range(len(g))]))
     return dw.reshape(*lead, *dw.shape[1:])

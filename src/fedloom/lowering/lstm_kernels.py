@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedloom.lowering.tiles import Tiles, jit, power, precision, tl, triton
+from fedloom.lowering.triton_parts import Tiles, jit, power, precision, tl, triton
 
 
 @jit

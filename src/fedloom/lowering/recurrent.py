@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.lowering import lstm_kernels as kernels
-from fedloom.lowering import tiles
+from fedloom.lowering import lstm_kernels, triton_parts
 from fedloom.lowering.operators import call, flat, operator
 
 States = tuple[Tensor, ...]
@@ -161,7 +160,7 @@ def _empty_lstm(xg: Tensor, w: Tensor, h0: Tensor, c0: Tensor, reverse: bool) ->
 )
 def _lstm(xg: Tensor, w: Tensor, h0: Tensor, c0: Tensor, reverse: bool) -> States:
     lead, (xg, w, h0, c0) = flat((3, 2, 2, 2), xg, w, h0, c0)
-    run = kernels.lstm if _on_device(xg) else _lstm_steps
+    run = lstm_kernels.lstm if _on_device(xg) else _lstm_steps
     h, gates, c = run(xg, w, h0, c0, reverse)
     results = h, c[:, 0 if reverse else -1].clone(), gates, c
     return tuple(result.reshape(*lead, *result.shape[1:]) for result in results)
@@ -184,13 +183,13 @@ def _lstm_gradient(
     dh: Tensor, dc_last: Tensor, w: Tensor, gates: Tensor, c: Tensor, c0: Tensor, reverse: bool
 ) -> States:
     lead, (dh, dc_last, w, gates, c, c0) = flat((3, 2, 2, 3, 3, 2), dh, dc_last, w, gates, c, c0)
-    run = kernels.lstm_gradient if _on_device(c) else _lstm_steps_back
+    run = lstm_kernels.lstm_gradient if _on_device(c) else _lstm_steps_back
     results = run(dh, dc_last, w, gates, c, c0, reverse)
     return tuple(result.reshape(*lead, *result.shape[1:]) for result in results)
 
 
 def _on_device(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype == torch.float32 and tiles.available()
+    return x.is_cuda and x.dtype == torch.float32 and triton_parts.available()
 
 
 def _lstm_steps(xg: Tensor, w: Tensor, h0: Tensor, c0: Tensor, reverse: bool) -> tuple[Tensor, Tensor, Tensor]:
