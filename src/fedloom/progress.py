@@ -8,8 +8,11 @@ from typing import Any
 
 
 @contextmanager
-def rounds_bar(rounds: int, shown: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yields a function to call with each round's record; it draws nothing unless `shown`."""
+def rounds_bar(rounds: int, shown: bool) -> Iterator[Callable[[dict[str, Any] | int], None]]:
+    """Yields a function to call with each round's record, or with how many are done already.
+
+    It draws nothing unless `shown`.
+    """
     if not shown:
         yield lambda record: None
         return
@@ -19,7 +22,10 @@ def rounds_bar(rounds: int, shown: bool) -> Iterator[Callable[[dict[str, Any]], 
     with Progress(*columns) as bar:
         task = bar.add_task("training", total=rounds)
 
-        def show(record: dict[str, Any]) -> None:
+        def show(record: dict[str, Any] | int) -> None:
+            if isinstance(record, int):
+                bar.update(task, advance=record)
+                return
             accuracy = record.get("test_accuracy")
             # a private run tells what it has spent instead of its clients' loss
             name, value = next((name, record[name]) for name in ("epsilon", "train_loss") if name in record)

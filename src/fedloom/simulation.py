@@ -244,6 +244,7 @@ def _run_all(runs: Sequence[dict[str, Any]], how: _How) -> list[History]:
                 entered.enter_context(enter(Path(given["run_dir"]), resume=resume, finished=resume and len(runs) > 1))
             trials.append(_trial(setup, history, given, resume, how.allow, len(runs) > 1))
             begin(given["callbacks"], history.resolved)
+            shown(trials[-1].start)
         with random.generator_kept(job.draws):
             _drive(trials, job, choice, cadence)
         for trial in trials:
