@@ -265,7 +265,7 @@ class FlowerStrategy(Strategy):
             if client is None:
                 self._refuse(node, client, "expected one reply from each node that was asked, got another")
             elif reply.has_error():
-                self._refuse(node, client, str(reply.error.reason))
+                self._refuse(node, client, wire.quoted(str(reply.error.reason)))
             else:
                 try:
                     received[client] = wire.to_row(reply.content, client, *model), wire.counted(reply.content)
