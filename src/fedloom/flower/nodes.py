@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from pathlib import Path
 from flwr.serverapp import Grid
 
 from fedloom.documents import read_json
-from fedloom.errors import Damaged
+from fedloom.errors import Damaged, FedloomError
 from fedloom.rundir import write_json
 
 NODES = "nodes.json"
@@ -43,9 +44,9 @@ class Nodes:
         except (AttributeError, KeyError, TypeError, ValueError):
             raise Damaged(f"{path}: expected the table of a run's nodes, got something else") from None
 
-    def present(self, grid: Grid) -> dict[int, int]:
-        """Client -> node, of those connected; waits for the whole population once, and for somebody ever after."""
-        waiting = False
+    def present(self, grid: Grid, timeout: float = math.inf) -> dict[int, int]:
+        """Client -> node, of those connected; waits for the whole population once, later `timeout` s for somebody."""
+        waiting, began = False, time.monotonic()
         while True:
             online = sorted(grid.get_node_ids())
             if not self.clients and len(online) >= self.population:
@@ -53,10 +54,20 @@ class Nodes:
             present = {self.clients[node]: node for node in online if node in self.clients}
             if present:
                 return present
+            if self.clients and time.monotonic() - began >= timeout:
+                raise FedloomError(
+                    f"nodes: expected one of the run's {self.population} within {timeout:g} s, got {len(online)} others"
+                    ": without node authentication a device comes back under another id; start a new run"
+                )
             if not waiting:
-                _log.info("Waiting for nodes: %d of %d are connected", len(online), self.population)
+                _log.info("Waiting for nodes: %s", self._told(len(online)))
                 waiting = True
             time.sleep(_LOOK_AGAIN)
+
+    def _told(self, online: int) -> str:
+        if not self.clients:
+            return f"{online} of {self.population} are connected"
+        return f"0 of the run's {self.population} are connected, and {online} others, who are nobody's client"
 
     def _number(self, online: list[int]) -> None:
         self.clients = {node: client for client, node in enumerate(online[: self.population])}
