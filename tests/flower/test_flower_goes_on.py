@@ -278,6 +278,21 @@ algorithms = [{ name = "fedadam", client_lr = 0.1, server_lr = 0.01 }]
 """
 
 
+def test_a_device_does_not_load_the_federation_that_was_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr("fedloom.data.catalog.load", lambda name, *_, **__: loaded.append(name))
+    file = tmp_path / "tuned.toml"
+    file.write_text(EXPERIMENT)
+    read = plan(file)
+    own = read.task_for(fl.federate(DATA.x, DATA.y, [range(43)]))
+    assert read.options["cohort"] == 2 and own.model()(DATA.x).shape == (43, 4)
+    file.write_text(EXPERIMENT.replace("logistic", "tag_predictor"))
+    assert isinstance(plan(file).task, fl.Task) and not loaded
+    assert read.data is None and loaded == ["digits"]
+
+
 def test_an_experiment_file_is_deployed_as_it_was_simulated(tmp_path: Path) -> None:
     file = tmp_path / "tuned.toml"
     file.write_text(EXPERIMENT)
@@ -298,6 +313,8 @@ def test_an_experiment_file_is_deployed_as_it_was_simulated(tmp_path: Path) -> N
         ("faults = [{ kind = 'nan', rate = 0.1 }]", "tuned.toml, faults: expected none, got 1: only a simulation"),
         ("forced = [{ round = 1, clients = [0] }]", "tuned.toml, forced: expected no such rounds, got 1"),
         ("system = { availability = 0.5 }", "tuned.toml, system: expected the defaults, got others"),
+        ("target = 0.9", "tuned.toml, target: expected none, got 0.9: a deployment runs for all its rounds"),
+        ("precision = 'bfloat16'", "tuned.toml, precision: expected 'high', got 'bfloat16'"),
         ("dtype = 'float64'", "tuned.toml, dtype: expected 'float32', got 'float64'"),
     ],
 )
