@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -44,7 +43,7 @@ class Nodes:
         except (AttributeError, KeyError, TypeError, ValueError):
             raise Damaged(f"{path}: expected the table of a run's nodes, got something else") from None
 
-    def present(self, grid: Grid, timeout: float = math.inf) -> dict[int, int]:
+    def present(self, grid: Grid, timeout: float) -> dict[int, int]:
         """Client -> node, of those connected; waits for the whole population once, later `timeout` s for somebody."""
         waiting, began = False, time.monotonic()
         while True:
@@ -57,7 +56,7 @@ class Nodes:
             if self.clients and time.monotonic() - began >= timeout:
                 raise FedloomError(
                     f"nodes: expected one of the run's {self.population} within {timeout:g} s, got {len(online)} others"
-                    ": without node authentication a device comes back under another id; start a new run"
+                    ": connect them; one without node authentication comes back under another id, for a new run"
                 )
             if not waiting:
                 _log.info("Waiting for nodes: %s", self._told(len(online)))

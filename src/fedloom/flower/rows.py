@@ -40,7 +40,7 @@ class DeviceRows:
         return RowStore({self.order.client: checkpoint.load(kept)})
 
     def keep(self, row: Params) -> None:
-        """Write the round's row; only it, the one it was made from and the one that was made from stay.
+        """Write the round's row; only it, the one it was made from, and the one before that stay.
 
         A row of the same round is there where a server goes on: its reply was never admitted.
         """

@@ -20,9 +20,7 @@ class Standing:
     state: State
     sampling: PartState
     round: int = 0
-    admitted: dict[int, int] = field(
-        default_factory=dict
-    )  # client -> the last round it was admitted in, where it remembers
+    admitted: dict[int, int] = field(default_factory=dict)  # where clients remember: client -> its last round
     lost: dict[int, str] = field(default_factory=dict)  # client -> leaf, of those that became non-finite by training
 
     def to_dict(self) -> dict[str, Any]:
