@@ -63,7 +63,8 @@ def geometric_median(iterations: int = 10, smoothing: float = 1e-6, base: Weight
             p = _normalized(alpha / _rows(evidence).distances(p).clamp(min=smoothing))
         return p, torch.ones_like(p), state
 
-    return Weighting(f"geometric_median({iterations}, {smoothing:g}{_shown(base)})", weigh, needs="rows")
+    shown = f"geometric_median({iterations}, {smoothing:g}{_shown(base)})"
+    return Weighting(shown, weigh, needs="rows", reads_steps=base is not None and base.reads_steps)
 
 
 def centred_clipping(radius: float, iterations: int = 1, base: Weighting | None = None) -> Weighting:
@@ -84,7 +85,7 @@ def centred_clipping(radius: float, iterations: int = 1, base: Weighting | None 
         return alpha, share / alpha, state
 
     shown = f"centred_clipping({radius:g}, {iterations}{_shown(base)})"
-    return Weighting(shown, weigh, needs="rows", centred=True)
+    return Weighting(shown, weigh, needs="rows", centred=True, reads_steps=base is not None and base.reads_steps)
 
 
 def coordinate_median() -> Weighting:
@@ -120,7 +121,8 @@ def norm_bounding(bound: float, base: Weighting | None = None) -> Weighting:
         weight, scale = local(evidence)
         return _normalized(weight), scale, state
 
-    return Weighting(f"norm_bounding({bound:g}{_shown(base)})", weigh, local=local)
+    shown = f"norm_bounding({bound:g}{_shown(base)})"
+    return Weighting(shown, weigh, local=local, reads_steps=base is not None and base.reads_steps)
 
 
 def _normalized(weights: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -297,7 +297,7 @@ class Trial:
         report = after.report()
         struck = setup.faults.struck("nan", t, report.clients.ids)
         known = set(report.clients.ids[struck].tolist())
-        self.lost = _lost(self.lost, report, known) if setup.ledger is None else {}
+        self.lost = lost_since(self.lost, report, known) if setup.ledger is None else {}
         if (diverged := self._diverged(t, after)) is not None:
             self._take_back()
             self._undo(round)
@@ -345,9 +345,7 @@ class Trial:
         """The global model is not finite, or nobody is left whose own is."""
         if (leaf := after.nonfinite_leaf()) is not None:
             return Diverged(t, leaf)
-        if len(self.lost) >= min(3, self.setup.data.population):
-            return Diverged(t, next(iter(self.lost.values())), "every client's model")
-        return None
+        return nobody_left(t, self.lost, self.setup.data.population)
 
     def _measure(self, t: int, after: After) -> dict[str, float]:
         setup = self.setup
@@ -406,7 +404,7 @@ def _draw(who: Sampler, key: Tensor, t: int, size: int, examples: Tensor, state:
     return Drawn(clients)
 
 
-def _lost(before: dict[int, str], report: Report, struck: set[int]) -> dict[int, str]:
+def lost_since(before: Mapping[int, str], report: Report, struck: Collection[int] = ()) -> dict[int, str]:
     """The clients that became non-finite by training, and in which leaf, since anybody was admitted last.
 
     One broken client is refused and the run goes on, however often it comes; when several do and nobody else is left,
@@ -417,4 +415,11 @@ def _lost(before: dict[int, str], report: Report, struck: set[int]) -> dict[int,
     rows = zip(report.clients.ids.tolist(), report.clients.reasons, strict=True)
     found = {client: reason for client, reason in rows if reason is not None and reason.startswith(NONFINITE)}
     found = {client: reason for client, reason in found.items() if client not in struck}
-    return before | {client: reason.split("'")[1] for client, reason in found.items()}
+    return {**before, **{client: reason.split("'")[1] for client, reason in found.items()}}
+
+
+def nobody_left(t: int, lost: Mapping[int, str], population: int) -> Diverged | None:
+    """Whether so many clients are lost that it was the training."""
+    if len(lost) < min(3, population):
+        return None
+    return Diverged(t, next(iter(lost.values())), "every client's model")

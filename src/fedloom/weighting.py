@@ -32,7 +32,8 @@ class Weighting:
 
     A rule that `needs` rows measures them by `evidence.rows`. One that is `centred` looks from v, the pseudo-gradient
     of the last round: g = v + sum_k p_k scale_k (g_k - v). One with a `column` takes g coordinate by coordinate, as
-    `column(rows, evidence)`, `(K, n) -> (n,)`; its p is for the report alone.
+    `column(rows, evidence)`, `(K, n) -> (n,)`; its p is for the report alone. One that `reads_steps` has no use for a
+    client that does not tell them.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Weighting:
     local: Callable[[Evidence], tuple[Tensor, Tensor]] | None = None
     centred: bool = False
     column: Callable[[Tensor, Evidence], Tensor] | None = None
+    reads_steps: bool = False
 
     def __repr__(self) -> str:
         return self.name
@@ -117,7 +119,8 @@ def by_angle(alpha: float = 5.0, smoothing: str = "count", base: Weighting | Non
         return weight, torch.ones_like(weight)
 
     shown = "" if base is None else f", base={base!r}"
-    return Weighting(f"by_angle({alpha:g}, {smoothing!r}{shown})", weigh, init, "alignment", local)
+    name = f"by_angle({alpha:g}, {smoothing!r}{shown})"
+    return Weighting(name, weigh, init, "alignment", local, reads_steps=base is not None and base.reads_steps)
 
 
 def angle(evidence: Evidence) -> Tensor:
@@ -163,7 +166,7 @@ def by_effective_steps(
         return p, tree.total(p * length) * scale, state
 
     shown = f"momentum={momentum:g}, nesterov={nesterov}, proximal={proximal:g}, base={base or by_examples()!r}"
-    return Weighting(f"by_effective_steps({shown})", weigh, local=local)
+    return Weighting(f"by_effective_steps({shown})", weigh, local=local, reads_steps=True)
 
 
 @lru_cache(maxsize=4096)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from algorithm_table import CONSTRUCTORS
@@ -21,6 +22,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedloom[
 from one_room import OneRoom, apps, deploy
 
 from fedloom.flower import FlowerStrategy, plan
+from fedloom.flower.nodes import Nodes
 
 DATA = classification((14, 9, 20), dtype=torch.float32)
 TASK = fl.Task(model=lambda: torch.nn.Linear(6, 4))
@@ -79,6 +81,66 @@ def test_a_state_that_was_damaged_is_passed_over(tmp_path: Path, caplog: pytest.
     assert "round-000002/state.safetensors: changed since it was written" in caplog.text
 
 
+def test_a_device_has_the_row_that_a_server_asks_for_whose_newest_state_is_damaged(tmp_path: Path) -> None:
+    make = dict(CONSTRUCTORS)["scaffold-II"]
+    everybody = OPTIONS | {"cohort": 3}
+    whole = deploy(TASK, room(tmp_path / "whole", make()), make(), rounds=4, **everybody)
+    run = interrupted(tmp_path, make(), **everybody)
+    with (run / "checkpoints" / "round-000002" / "state.safetensors").open("r+b") as file:
+        file.write(b"damaged!")
+    resumed = deploy(TASK, room(tmp_path, make()), make(), rounds=4, run_dir=run, **everybody)
+    assert [record["admitted"] for record in resumed.history.rounds] == [3, 3, 3, 3]
+    assert same(resumed.history.params, whole.history.params)
+
+
+def test_a_second_start_goes_on_with_what_clients_remember(tmp_path: Path) -> None:
+    make = dict(CONSTRUCTORS)["scaffold-II"]
+    whole = deploy(TASK, room(tmp_path / "whole", make()), make(), rounds=4, batch_size=8)
+    twice, there = FlowerStrategy(make(), TASK, population=3, batch_size=8), room(tmp_path, make())
+    twice.start(there, num_rounds=2)
+    twice.start(there, num_rounds=4)
+    assert [record["admitted"] for record in twice.history.rounds] == [3, 3, 3, 3]
+    assert same(twice.history.params, whole.history.params)
+
+
+def numbered(present: list[int]) -> tuple[Nodes, OneRoom]:
+    """The three nodes of a run, and a room with others."""
+    return Nodes(3, clients={11: 0, 340: 1, 907: 2}), OneRoom(dict.fromkeys(present, print))
+
+
+def test_nodes_that_come_back_under_other_ids_are_not_waited_for_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="flwr")
+    nodes, there = numbered([1, 2])
+    with pytest.raises(fl.FedloomError, match=r"expected one of the run's 3 within 0 s, got 2 others"):
+        nodes.present(there, timeout=0)
+    nodes, there = numbered([1, 2, 340])
+    assert nodes.present(there, timeout=0) == {1: 340}
+
+
+def test_those_who_are_waited_for_are_counted_without_the_others(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", logger="flwr")
+    monkeypatch.setattr("fedloom.flower.nodes._LOOK_AGAIN", 0.01)
+    nodes, there = numbered([1, 2])
+    with pytest.raises(fl.FedloomError):
+        nodes.present(there, timeout=0.02)
+    assert "Waiting for nodes: 0 of the run's 3 are connected, and 2 others" in caplog.text
+
+
+def test_clients_that_all_become_non_finite_end_the_run_as_they_end_a_simulation(tmp_path: Path) -> None:
+    wild = fl.fedavg(client_lr=3e38)
+    options: dict[str, Any] = {"cohort": 2, "batch_size": 4}
+    with pytest.raises(fl.Diverged) as simulated:
+        fl.simulate(TASK, DATA, wild, rounds=4, executor="loop", **options)
+    for _ in "first", "gone on with":
+        with pytest.raises(fl.Diverged) as deployed:
+            deploy(TASK, room(tmp_path, wild), wild, rounds=4, run_dir=tmp_path / "run", **options)
+        assert str(deployed.value) == str(simulated.value)
+    assert deployed.value.round > 0  # so that those lost before were remembered
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
 CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"seed": 2}, "seed: expected 0 as when its state was made, got 2"),
     (
@@ -92,6 +154,14 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
         r"'weight': expected shape \(4, 7\), as in the task's model",
     ),
 ]
+
+
+@pytest.mark.parametrize("cohort", [lambda t: 1 + t, np.int64(2)], ids=["function", "numpy"])
+def test_a_cohort_is_noted_by_its_sizes(cohort: Any, tmp_path: Path) -> None:
+    run = interrupted(tmp_path, cohort=cohort)
+    with pytest.raises(fl.FedloomError, match=r"cohort: expected .* as when its state was made, got '3 from round 0'"):
+        deploy(TASK, room(tmp_path), FEDADAM(), rounds=4, run_dir=run, **OPTIONS | {"cohort": lambda t: 3})
+    assert deploy(TASK, room(tmp_path), FEDADAM(), rounds=4, run_dir=run, **OPTIONS | {"cohort": cohort}).now.round == 4
 
 
 @pytest.mark.parametrize(("change", "told"), CHANGES, ids=[next(iter(change)) for change, _ in CHANGES])
@@ -185,6 +255,16 @@ def test_what_a_private_run_has_spent_outlives_its_server(tmp_path: Path) -> Non
     assert summary["privacy"]["charged"] == 4 and summary["privacy"]["epsilon"] == pytest.approx(spent)
     written = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert not {"train_loss", "admitted", "asked", "mean_update_norm"} & {name for row in written for name in row}
+    assert resumed.now.to_dict()["admitted"] == {}  # nor does a state say who was
+
+
+def test_a_second_start_adds_to_what_a_private_run_has_spent(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    strategy, there = FlowerStrategy(private(), TASK, population=3, **PRIVATE), room(tmp_path, private())
+    strategy.start(there, num_rounds=2)
+    strategy.start(there, num_rounds=4)
+    spent = fl.epsilon(noise_multiplier=1.0, sampling_rate=2 / 3, rounds=4, delta=1e-5)
+    assert strategy.history.rounds[-1]["epsilon"] == pytest.approx(spent)
 
 
 EXPERIMENT = """
@@ -196,6 +276,21 @@ data = { name = "digits", partition = "iid", clients = 3 }
 model = { name = "logistic" }
 algorithms = [{ name = "fedadam", client_lr = 0.1, server_lr = 0.01 }]
 """
+
+
+def test_a_device_does_not_load_the_federation_that_was_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr("fedloom.data.catalog.load", lambda name, *_, **__: loaded.append(name))
+    file = tmp_path / "tuned.toml"
+    file.write_text(EXPERIMENT)
+    read = plan(file)
+    own = read.task_for(fl.federate(DATA.x, DATA.y, [range(43)]))
+    assert read.options["cohort"] == 2 and own.model()(DATA.x).shape == (43, 4)
+    file.write_text(EXPERIMENT.replace("logistic", "tag_predictor"))
+    assert isinstance(plan(file).task, fl.Task) and not loaded
+    assert read.data is None and loaded == ["digits"]
 
 
 def test_an_experiment_file_is_deployed_as_it_was_simulated(tmp_path: Path) -> None:
@@ -218,6 +313,8 @@ def test_an_experiment_file_is_deployed_as_it_was_simulated(tmp_path: Path) -> N
         ("faults = [{ kind = 'nan', rate = 0.1 }]", "tuned.toml, faults: expected none, got 1: only a simulation"),
         ("forced = [{ round = 1, clients = [0] }]", "tuned.toml, forced: expected no such rounds, got 1"),
         ("system = { availability = 0.5 }", "tuned.toml, system: expected the defaults, got others"),
+        ("target = 0.9", "tuned.toml, target: expected none, got 0.9: a deployment runs for all its rounds"),
+        ("precision = 'bfloat16'", "tuned.toml, precision: expected 'high', got 'bfloat16'"),
         ("dtype = 'float64'", "tuned.toml, dtype: expected 'float32', got 'float64'"),
     ],
 )

@@ -163,6 +163,11 @@ def _claiming(length: int) -> bytes:
         return file.getvalue() + bytes(32)
 
 
+def _header(text: bytes) -> bytes:
+    """A file of numpy's that begins as one should, and goes on as it likes."""
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
 FAULTS = [
     ("nan", _set("last.bias", torch.full((4,), torch.nan)), "non-finite value in update 'last.bias'"),
     ("shape", _set("last.bias", torch.zeros(5)), "'last.bias': expected shape (4,), got (5,)"),
@@ -172,8 +177,12 @@ FAULTS = [
     ("no weight", lambda content: content["metrics"].update({"num-examples": 0}), "expected a finite positive number"),
     ("no arrays", lambda content: content.pop("arrays"), "expected one record of arrays, got 0"),
     ("no numbers", _bytes(b"\x93NUMPY"), "arrays: expected numpy's form, got "),
-    ("an object", _bytes(_pickled()), "arrays: expected numpy's form, got ValueError: Object arrays cannot be loaded"),
+    ("an object", _bytes(_pickled()), "arrays: expected numpy's form, got ValueError: 'Object arrays cannot be loaded"),
     ("a vast claim", _bytes(_claiming(2**50)), "arrays: expected numpy's form, got "),
+    *(
+        (f"header {text[-8:]!r}", _bytes(_header(text)), "arrays: expected numpy's form, got ")
+        for text in (b"{'descr': (", b"'''", b"(((((", b"{'descr': '<f8', 'fortran_order': False, 'shape': (", b"\x00")
+    ),
 ]
 
 
@@ -190,6 +199,54 @@ def test_a_reply_that_does_not_fit_is_refused_with_its_node_and_reason(
     assert told.startswith("node 11 (client 0), round 0: ") and reason in told
 
 
+@pytest.mark.parametrize("steps", [None, 2.5])
+def test_a_reply_without_the_steps_that_fednova_counts_is_refused_singly(
+    steps: float | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    algorithm = fl.fednova(client_lr=0.1)
+    room = OneRoom(dict(apps(TASK, DATA, algorithm, tmp_path)))
+    honest = room.apps[11]
+
+    def without(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        del reply.content["metrics"]["steps"]
+        if steps is not None:
+            reply.content["metrics"]["steps"] = steps
+        return reply
+
+    room.apps[11] = without
+    assert deploy(TASK, room, algorithm, rounds=1).history.rounds[0]["admitted"] == 2
+    assert f"round 0: fednova: expected a whole number 'steps' in metrics, got {steps}: refused" in caplog.text
+
+
+OWN = fl.fednova(client_lr=0.1).combine
+ANYBODYS = [
+    (fl.fedavg(client_lr=0.1, client_weight_decay=1e-3), False),
+    (fl.fedavg(client_lr=0.1, client_momentum=0.9, client_clip_norm=1.0), False),
+    (fl.fedavg(client_lr=0.1, client_optimizer="adam"), False),
+    (fl.fedprox(client_lr=0.1, mu=0.1, client_weight_decay=1e-3), True),
+    (fl.fedglad(fl.fednova(client_lr=0.1)), True),
+    (fl.replace(fl.fedavg(client_lr=0.1), combine=fl.norm_bounding(1.0, base=OWN)), True),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "own"), ANYBODYS, ids=[str(number) for number in range(len(ANYBODYS))])
+def test_clients_of_other_make_may_train_as_they_like(algorithm: fl.Algorithm, own: bool) -> None:
+    assert wire.needs_own_client(algorithm) == own
+
+
+def test_what_a_client_says_stays_on_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    def forges(message: Message, context: Context) -> Message:
+        raise RuntimeError("\nnode 340 (client 1), round 0: out of memory: refused" + "!" * 1000)
+
+    room = OneRoom({907: stock(DATA, 2), 11: forges, 340: stock(DATA, 1)})
+    room.apps[907] = broken(lambda content: content.update({"arrays": ArrayRecord({"a\nb": Array(np.zeros(1))})}))
+    deploy(TASK, room, fl.fedavg(client_lr=0.1), rounds=1)
+    told = [line for line in caplog.messages if line.endswith(": refused")]
+    assert [line.split(":")[0] for line in told] == ["node 907 (client 2), round 0", "node 11 (client 0), round 0"]
+    assert not any("\n" in line or len(line) > 400 for line in told)
+
+
 def test_nodes_that_raise_or_never_answer_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     def raises(message: Message, context: Context) -> Message:
         raise RuntimeError("the disk is full")
@@ -199,7 +256,7 @@ def test_nodes_that_raise_or_never_answer_are_left_out(caplog: pytest.LogCapture
 
     room = OneRoom({907: stock(DATA, 2), 11: raises, 340: silent})
     assert deploy(TASK, room, fl.fedavg(client_lr=0.1), rounds=2).history.rounds[1]["admitted"] == 1
-    assert "node 11 (client 0), round 1: the disk is full: refused" in caplog.text
+    assert "node 11 (client 0), round 1: 'the disk is full': refused" in caplog.text
     assert "node 340 (client 1), round 1: no reply in time: refused" in caplog.text
 
 
@@ -229,6 +286,13 @@ def test_an_order_cannot_name_a_folder_elsewhere_on_the_device() -> None:
     order = wire.Order("../there", 0, 0, 0, 0, -1, "", 1, False)
     with pytest.raises(fl.FedloomError, match="expected a run of letters and digits"):
         wire.Order.read(RecordDict({wire.ORDER: order.record()}))
+
+
+def test_an_order_that_lacks_something_says_so() -> None:
+    record = wire.Order("a1", 0, 0, 0, 0, -1, "", 1, False).record()
+    del record["run"], record["remembered"]
+    with pytest.raises(fl.FedloomError, match="expected run, remembered in the record 'fedloom', got none"):
+        wire.Order.read(RecordDict({wire.ORDER: record}))
 
 
 def test_a_client_of_another_algorithm_is_told_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

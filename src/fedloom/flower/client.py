@@ -90,8 +90,15 @@ def work(
     )
     job, choice = resolve(Job(functional, algorithm, data, order.batching), "loop", 1, 1)
     assignment = Assignment(
-        *(order.seed, order.round, order.server_round, data, functional.params, functional.buffers),
-        *(shared, rows, algorithm.client_rates),
+        order.seed,
+        order.round,
+        order.server_round,
+        data,
+        functional.params,
+        functional.buffers,
+        shared,
+        rows,
+        algorithm.client_rates,
     )
     functional.module.train()
     with random.generator_kept(job.draws):

@@ -11,7 +11,7 @@ from pathlib import Path
 from flwr.serverapp import Grid
 
 from fedloom.documents import read_json
-from fedloom.errors import Damaged
+from fedloom.errors import Damaged, FedloomError
 from fedloom.rundir import write_json
 
 NODES = "nodes.json"
@@ -43,9 +43,9 @@ class Nodes:
         except (AttributeError, KeyError, TypeError, ValueError):
             raise Damaged(f"{path}: expected the table of a run's nodes, got something else") from None
 
-    def present(self, grid: Grid) -> dict[int, int]:
-        """Client -> node, of those connected; waits for the whole population once, and for somebody ever after."""
-        waiting = False
+    def present(self, grid: Grid, timeout: float) -> dict[int, int]:
+        """Client -> node, of those connected; waits for the whole population once, later `timeout` s for somebody."""
+        waiting, began = False, time.monotonic()
         while True:
             online = sorted(grid.get_node_ids())
             if not self.clients and len(online) >= self.population:
@@ -53,10 +53,20 @@ class Nodes:
             present = {self.clients[node]: node for node in online if node in self.clients}
             if present:
                 return present
+            if self.clients and time.monotonic() - began >= timeout:
+                raise FedloomError(
+                    f"nodes: expected one of the run's {self.population} within {timeout:g} s, got {len(online)} others"
+                    ": connect them; one without node authentication comes back under another id, for a new run"
+                )
             if not waiting:
-                _log.info("Waiting for nodes: %d of %d are connected", len(online), self.population)
+                _log.info("Waiting for nodes: %s", self._told(len(online)))
                 waiting = True
             time.sleep(_LOOK_AGAIN)
+
+    def _told(self, online: int) -> str:
+        if not self.clients:
+            return f"{online} of {self.population} are connected"
+        return f"0 of the run's {self.population} are connected, and {online} others, who are nobody's client"
 
     def _number(self, online: list[int]) -> None:
         self.clients = {node: client for client, node in enumerate(online[: self.population])}

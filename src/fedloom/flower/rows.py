@@ -2,7 +2,7 @@
 
 A row is made before the client knows whether its reply is admitted. So it is kept beside the one it was made from,
 under the number of its round, and the next order says which of the two counts. A server that goes on from its last
-saved round asks for the older one.
+saved round asks for the older one; where that state is damaged, for the one before, so three rows are kept.
 """
 
 from __future__ import annotations
@@ -40,12 +40,19 @@ class DeviceRows:
         return RowStore({self.order.client: checkpoint.load(kept)})
 
     def keep(self, row: Params) -> None:
-        """Write the round's row; only it and the one it was made from stay.
+        """Write the round's row; only it, the one it was made from, and the one before that stay.
 
         A row of the same round is there where a server goes on: its reply was never admitted.
         """
         durable.sweep(self.path)
+        made_from = self._round(self.order.remembered)
+        older = [old for old in self.path.glob("round-*") if _number(old) < self.order.remembered]
+        stay = {made_from, *sorted(older, key=_number)[-1:]}
         for old in self.path.glob("round-*"):
-            if old != self._round(self.order.remembered):
+            if old not in stay:
                 durable.remove_folder(old)
         checkpoint.save(self._round(self.order.round), row)
+
+
+def _number(row: Path) -> int:
+    return int(row.name.removeprefix("round-"))

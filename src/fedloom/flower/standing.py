@@ -20,7 +20,8 @@ class Standing:
     state: State
     sampling: PartState
     round: int = 0
-    admitted: dict[int, int] = field(default_factory=dict)  # client -> the last round its reply was admitted in
+    admitted: dict[int, int] = field(default_factory=dict)  # where clients remember: client -> its last round
+    lost: dict[int, str] = field(default_factory=dict)  # client -> leaf, of those that became non-finite by training
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -29,6 +30,7 @@ class Standing:
             "state": checkpoint.state_to_dict(self.state),
             "sampler": self.sampling,
             "admitted": {str(client): round for client, round in sorted(self.admitted.items())},
+            "lost": {str(client): leaf for client, leaf in self.lost.items()},
         }
 
     def restored(self, found: Found) -> Standing:
@@ -47,8 +49,9 @@ class Standing:
                 "give the task it was begun with, or choose another run_dir"
             )
         admitted = {int(client): round for client, round in value["admitted"].items()}
+        lost = {int(client): leaf for client, leaf in value.get("lost", {}).items()}
         state = checkpoint.state_from_dict(value["state"])
-        return Standing(value["params"], state, value["sampler"], value["round"], admitted)
+        return Standing(value["params"], state, value["sampler"], value["round"], admitted, lost)
 
 
 def _shapes(leaves: Params) -> dict[str, Any]:

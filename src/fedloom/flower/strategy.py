@@ -29,6 +29,7 @@ from fedloom.flower.nodes import Nodes
 from fedloom.flower.standing import Standing
 from fedloom.functional import Functional
 from fedloom.history import History
+from fedloom.preparation import _sizes as sizes
 from fedloom.preparation import check_arrivals, check_counts, check_kinds
 from fedloom.private_setup import on_terms, opened
 from fedloom.records import Records
@@ -37,6 +38,7 @@ from fedloom.rundir import CONFIG, enter
 from fedloom.sampling import Sampler, as_sampler, cohort_size
 from fedloom.system import System
 from fedloom.task import Task
+from fedloom.trial import lost_since, nobody_left
 from fedloom.types import Cohort, Report
 
 _log = logging.getLogger("flwr")
@@ -81,6 +83,8 @@ class FlowerStrategy(Strategy):
     ) -> None:
         check_kinds("FlowerStrategy", algorithm=(algorithm, Algorithm), task=(task, Task))
         check_counts(population=population)
+        if hasattr(cohort, "item"):  # a number of numpy's
+            cohort = cohort.item()
         self.population, self.cohort, self.sampler = population, cohort, _deployable(algorithm, as_sampler(sampler))
         self.algorithm = on_terms(
             "FlowerStrategy", algorithm, population, cohort, self.sampler, seed, min_reports=min_reports
@@ -92,7 +96,9 @@ class FlowerStrategy(Strategy):
         self.run_dir = None if run_dir is None else Path(run_dir)
         self._asked: dict[int, int] = {}  # node -> client, in the round that is on
         self._began = self._clock = time.perf_counter()
+        self._timeout = math.inf
         self._ledger: Ledger | None = None
+        self._nodes: Nodes | None = None  # until the first start
         self._begin(Functional.of(task, seed, torch.device("cpu")))
 
     def _begin(self, functional: Functional) -> None:
@@ -102,11 +108,11 @@ class FlowerStrategy(Strategy):
         x, sampling = functional.params, self.sampler.init(self.population)
         self.now = Standing(x, self.algorithm.init(x, self.population, buffers=functional.buffers), sampling)
 
-    def _config(self) -> dict[str, Any]:
+    def _config(self, rounds: int) -> dict[str, Any]:
         return {
             "algorithm": repr(self.algorithm),
             "population": self.population,
-            "cohort": self.cohort if isinstance(self.cohort, int | float) else None,
+            "cohort": sizes(self.cohort, rounds),
             **vars(self.batching),
             "seed": self.seed,
             "sampling_seed": None if self.draw_seed == self.seed else self.draw_seed,
@@ -137,13 +143,14 @@ class FlowerStrategy(Strategy):
         """Run until `num_rounds` rounds are done, those of an earlier start in the same `run_dir` included.
 
         Without `initial_arrays` the model begins as it does in a simulation with the same seed. A round waits for
-        replies for `timeout` seconds.
+        replies for `timeout` seconds, and as long for one of the run's clients to be connected.
         """
         check_counts(num_rounds=num_rounds)
+        self._timeout = timeout
         if initial_arrays is not None:
             self._begin(self.functional.starting_from(wire.from_arrays(initial_arrays)))
         with nullcontext() if self.run_dir is None else enter(self.run_dir, resume=True):
-            self._go_on()
+            self._go_on(num_rounds)
             done = self.now.round
             told = super().start(
                 grid,
@@ -155,25 +162,30 @@ class FlowerStrategy(Strategy):
                 None if evaluate_fn is None else lambda t, arrays: evaluate_fn(t + done, arrays),
             )
             self._finish()
-        per_round = (
-            *(told.train_metrics_clientapp, told.evaluate_metrics_clientapp),
-            told.evaluate_metrics_serverapp,
-        )
-        return Result(self.arrays, *({t + done: metrics for t, metrics in each.items()} for each in per_round))
 
-    def _go_on(self) -> None:
+        def since(start: Mapping[int, MetricRecord]) -> dict[int, MetricRecord]:
+            return {t + done: metrics for t, metrics in start.items()}
+
+        return Result(
+            self.arrays,
+            since(told.train_metrics_clientapp),
+            since(told.evaluate_metrics_clientapp),
+            since(told.evaluate_metrics_serverapp),
+        )
+
+    def _go_on(self, rounds: int) -> None:
         """To where the run in the directory stands; without one, to the beginning."""
         folder, self._began = self.run_dir, time.perf_counter()
         found = newest(folder) if folder is not None and (folder / CONFIG).exists() else None
         if found is not None:
             self.now = self.now.restored(found)
             self._began -= found.notes.get("seconds", 0.0)
-        if self.algorithm.privacy is not None:
+        if self.algorithm.privacy is not None and self._ledger is None:
             self._ledger, self.sampler = opened(self.algorithm.privacy, self.population, self.sampler, folder)
-        self._records = Records(
-            *(folder, self._config(), self.history, self._fingerprint, self.seed, found, self.allow)
-        )
-        self._nodes = Nodes.of(self.population, folder)
+        config = self._config(rounds)
+        self._records = Records(folder, config, self.history, self._fingerprint, self.seed, found, self.allow)
+        if self._nodes is None:  # a later start goes on with the same clients, and with what they remember
+            self._nodes = Nodes.of(self.population, folder)
         if found is not None:
             for why in found.passed_over:
                 _log.warning("%s: passed over", why)
@@ -194,7 +206,8 @@ class FlowerStrategy(Strategy):
     ) -> Iterable[Message]:
         """Draw the round's cohort among the nodes that are connected, and write each of them its order."""
         self._clock = time.perf_counter()
-        t, present = self.now.round, self._nodes.present(grid)
+        assert self._nodes is not None, "start knows the nodes"
+        t, present = self.now.round, self._nodes.present(grid, self._timeout)
         here = torch.zeros(self.population, dtype=torch.int64)
         here[list(present)] = 1
         key = random.key(self.draw_seed, t, 0, "cohort")
@@ -209,7 +222,7 @@ class FlowerStrategy(Strategy):
             )
         return [
             Message(
-                content=RecordDict({**records, wire.ORDER: self._order(client).record()}),
+                content=RecordDict({**records, wire.ORDER: self._order(self._nodes.run, client).record()}),
                 message_type=MessageType.TRAIN,
                 dst_node_id=node,
                 group_id=str(t + 1),
@@ -217,9 +230,9 @@ class FlowerStrategy(Strategy):
             for node, client in self._asked.items()
         ]
 
-    def _order(self, client: int) -> wire.Order:
+    def _order(self, run: str, client: int) -> wire.Order:
         return wire.Order(
-            run=self._nodes.run,
+            run=run,
             client=client,
             round=self.now.round,
             server_round=self.now.state.round,
@@ -244,10 +257,15 @@ class FlowerStrategy(Strategy):
         for name, leaf in params.items():
             if not bool(torch.isfinite(leaf).all()):
                 raise Diverged(now.round, name)
+        lost = lost_since(now.lost, report) if self._ledger is None else {}
+        if (diverged := nobody_left(now.round, lost, self.population)) is not None:
+            raise diverged
         void = state.round == now.state.round  # then nobody's memory counts, as nobody's update does
-        ids = [] if void else report.clients.ids[report.clients.admitted].tolist()
+        remember = self.algorithm.memory is not None and not void  # else who was admitted is nobody's business
+        ids = report.clients.ids[report.clients.admitted].tolist() if remember else []
         sampling = self.sampler.observe(now.sampling, report)
-        self.now = Standing(params, state, sampling, now.round + 1, now.admitted | dict.fromkeys(ids, now.round))
+        admitted = now.admitted | dict.fromkeys(ids, now.round)
+        self.now = Standing(params, state, sampling, now.round + 1, admitted, lost)
         record = self._told(now.round, report, received) | self._measure()
         record["seconds"] = time.perf_counter() - self._clock
         self.history.rounds.append(record)
@@ -265,7 +283,7 @@ class FlowerStrategy(Strategy):
             if client is None:
                 self._refuse(node, client, "expected one reply from each node that was asked, got another")
             elif reply.has_error():
-                self._refuse(node, client, str(reply.error.reason))
+                self._refuse(node, client, wire.quoted(str(reply.error.reason)))
             else:
                 try:
                     received[client] = wire.to_row(reply.content, client, *model), wire.counted(reply.content)

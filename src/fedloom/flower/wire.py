@@ -7,7 +7,7 @@ fedloom's ClientApp reads lies in records of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -17,8 +17,7 @@ from fedloom import gate
 from fedloom.aggregate import require
 from fedloom.algorithm import Algorithm
 from fedloom.batches import Batching
-from fedloom.data.bounded import DAMAGE
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, cut
 from fedloom.executors.job import Trained
 from fedloom.types import Cohort, Params
 
@@ -51,8 +50,17 @@ def from_arrays(record: ArrayRecord) -> Params:
     """The leaves of a record that came over the wire: whatever is wrong with its bytes is one line."""
     try:
         return dict(record.to_torch_state_dict())
-    except (*DAMAGE, TypeError, MemoryError) as error:
-        raise FedloomError(f"arrays: expected numpy's form, got {type(error).__name__}: {str(error)[:200]}") from None
+    except Exception as error:  # the bytes are a stranger's, and numpy's parsing of them may raise anything
+        raise FedloomError(f"arrays: expected numpy's form, got {type(error).__name__}: {quoted(str(error))}") from None
+
+
+def quoted(said: str) -> str:
+    """What a client said, fit for one line of a log: longer than a name, as errors say what to do at their end.
+
+    >>> quoted("the disk is full" + chr(10) + "round 7: all is well")
+    "'the disk is full\\\\nround 7: all is well'"
+    """
+    return repr(said if len(said) <= 300 else f"{said[:297]}...")
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,12 @@ class Order:
                 "use fedloom.flower.FlowerStrategy in the ServerApp"
             )
         given = content.config_records[ORDER]
+        lacking = [field.name for field in fields(Order) if field.default is MISSING and field.name not in given]
+        if lacking:
+            raise FedloomError(
+                f"client_app: expected {', '.join(lacking)} in the record {ORDER!r}, got none: "
+                "install the server's version of fedloom on the device"
+            )
         if not str(given["run"]).isalnum():  # it becomes the name of a folder on the device
             raise FedloomError(f"client_app: expected a run of letters and digits, got {given['run']!r}")
         return Order(**{field.name: given[field.name] for field in fields(Order) if field.name in given})  # type: ignore[arg-type]
@@ -98,9 +112,8 @@ def clients_work(algorithm: Algorithm) -> str:
 
 def needs_own_client(algorithm: Algorithm) -> bool:
     """Whether clients do more than train as they like: take a full gradient, correct their steps, remember, count."""
-    corrects = "add_" in algorithm.client.name
-    counts = algorithm.combine.name.startswith("by_effective_steps")
-    return algorithm.work.name == "full_gradient" or algorithm.memory is not None or corrects or counts
+    asked = algorithm.client.corrects or algorithm.memory is not None or algorithm.combine.reads_steps
+    return algorithm.work.name == "full_gradient" or asked
 
 
 def to_reply(trained: Trained) -> RecordDict:
@@ -145,15 +158,14 @@ def to_row(
     metrics = {name: value for record in content.metric_records.values() for name, value in record.items()}
     examples = metrics.get(EXAMPLES)
     if not isinstance(examples, int | float):
-        raise FedloomError(f"metrics: expected a number {EXAMPLES!r}, got {examples!r}")
+        raise FedloomError(f"metrics: expected a number {EXAMPLES!r}, got {cut(repr(examples))}")
     sent, extra = content.array_records, None
+    sends = () if algorithm.memory is None else algorithm.memory.sends
     if UPDATE in sent:
         update = _restored(from_arrays(sent[UPDATE]), params)
         own = _restored(from_arrays(sent[BUFFERS]), buffers) if BUFFERS in sent else {}
         extra = {
-            key.removeprefix(EXTRA): _restored(from_arrays(record), params)
-            for key, record in sent.items()
-            if key.startswith(EXTRA)
+            kind: _restored(from_arrays(sent[f"{EXTRA}{kind}"]), params) for kind in sends if f"{EXTRA}{kind}" in sent
         }
     else:
         if needs_own_client(algorithm):
@@ -165,6 +177,8 @@ def to_row(
         update = {name: x - final[name] for name, x in params.items()}
         own = _restored(leaves, buffers)
     steps, loss = metrics.get(STEPS), metrics.get(LOSS)
+    if algorithm.combine.reads_steps and not isinstance(steps, int):
+        raise FedloomError(f"{algorithm.name}: expected a whole number {STEPS!r} in metrics, got {cut(repr(steps))}")
     row = Cohort(
         clients=torch.tensor([client]),
         examples=torch.tensor([examples], dtype=torch.float64),
@@ -177,7 +191,7 @@ def to_row(
     gate.check(row, params, buffers)
     if buffers and row.buffers is None:
         raise FedloomError(f"reply: expected the buffers {', '.join(sorted(buffers))}, got none")
-    return row if algorithm.memory is None else require(row, algorithm.name, algorithm.memory.sends)
+    return require(row, algorithm.name, sends)
 
 
 def _stacked(leaves: Params) -> Params:
@@ -189,7 +203,8 @@ def _restored(leaves: Params, like: Params) -> Params:
     restored = {}
     for name, model in like.items():
         if name not in leaves:
-            raise FedloomError(f"reply, {name!r}: expected this leaf, got {', '.join(sorted(leaves)) or 'none'}")
+            got = cut(", ".join(repr(other) for other in sorted(leaves))) or "none"
+            raise FedloomError(f"reply, {name!r}: expected this leaf, got {got}")
         leaf = leaves[name]
         if leaf.shape != model.shape:
             raise FedloomError(f"reply, {name!r}: expected shape {tuple(model.shape)}, got {tuple(leaf.shape)}")

@@ -21,6 +21,7 @@ def add_proximal(mu: float) -> Transform:
     return stateless(
         f"add_proximal({mu:g})",
         lambda g, params, info: tree.map(lambda g, y, x: g + mu * (y - x), g, params, info.anchor),
+        corrects=True,
     )
 
 
@@ -29,6 +30,7 @@ def add_control() -> Transform:
     return stateless(
         "add_control()",
         lambda g, params, info: tree.map(lambda g, c, ck: g + c - ck, g, info.shared, info.row),
+        corrects=True,
     )
 
 
@@ -37,6 +39,7 @@ def add_dynamic(alpha: float) -> Transform:
     return stateless(
         f"add_dynamic({alpha:g})",
         lambda g, params, info: tree.map(lambda g, q, y, x: g - q + alpha * (y - x), g, info.row, params, info.anchor),
+        corrects=True,
     )
 
 
