@@ -29,8 +29,7 @@ from fedloom.flower.nodes import Nodes
 from fedloom.flower.standing import Standing
 from fedloom.functional import Functional
 from fedloom.history import History
-from fedloom.preparation import _sizes as sizes
-from fedloom.preparation import check_arrivals, check_counts, check_kinds
+from fedloom.preparation import check_arrivals, check_counts, check_kinds, sizes
 from fedloom.private_setup import on_terms, opened
 from fedloom.records import Records
 from fedloom.resumption import newest
