@@ -199,7 +199,7 @@ def test_a_reply_that_does_not_fit_is_refused_with_its_node_and_reason(
     assert told.startswith("node 11 (client 0), round 0: ") and reason in told
 
 
-@pytest.mark.parametrize("steps", [None, 2.5])
+@pytest.mark.parametrize("steps", [None, 2.5, 2**40])
 def test_a_reply_without_the_steps_that_fednova_counts_is_refused_singly(
     steps: float | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -216,7 +216,10 @@ def test_a_reply_without_the_steps_that_fednova_counts_is_refused_singly(
 
     room.apps[11] = without
     assert deploy(TASK, room, algorithm, rounds=1).history.rounds[0]["admitted"] == 2
-    assert f"round 0: fednova: expected a whole number 'steps' in metrics, got {steps}: refused" in caplog.text
+    assert (
+        f"round 0: fednova: expected a whole number 'steps' up to 1,000,000 in metrics, got {steps}: refused"
+        in caplog.text
+    )
 
 
 OWN = fl.fednova(client_lr=0.1).combine

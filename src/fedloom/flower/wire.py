@@ -29,6 +29,8 @@ ORDER, SHARED, UPDATE, BUFFERS, EXTRA = (
     "fedloom.buffers",
     "fedloom.extra.",
 )
+MOST_STEPS = 1_000_000
+"""Local steps that a client may claim: FedNova's server goes through them one by one."""
 EXAMPLES, STEPS, LOSS, COUNTED = "num-examples", "steps", "train_loss", "counted."
 
 
@@ -177,8 +179,10 @@ def to_row(
         update = {name: x - final[name] for name, x in params.items()}
         own = _restored(leaves, buffers)
     steps, loss = metrics.get(STEPS), metrics.get(LOSS)
-    if algorithm.combine.reads_steps and not isinstance(steps, int):
-        raise FedloomError(f"{algorithm.name}: expected a whole number {STEPS!r} in metrics, got {cut(repr(steps))}")
+    if algorithm.combine.reads_steps and not (isinstance(steps, int) and 0 <= steps <= MOST_STEPS):
+        raise FedloomError(
+            f"{algorithm.name}: expected a whole number {STEPS!r} up to {MOST_STEPS:,} in metrics, got {cut(repr(steps))}"
+        )
     row = Cohort(
         clients=torch.tensor([client]),
         examples=torch.tensor([examples], dtype=torch.float64),
