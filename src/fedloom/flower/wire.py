@@ -180,9 +180,8 @@ def to_row(
         own = _restored(leaves, buffers)
     steps, loss = metrics.get(STEPS), metrics.get(LOSS)
     if algorithm.combine.reads_steps and not (isinstance(steps, int) and 0 <= steps <= MOST_STEPS):
-        raise FedloomError(
-            f"{algorithm.name}: expected a whole number {STEPS!r} up to {MOST_STEPS:,} in metrics, got {cut(repr(steps))}"
-        )
+        expected = f"a whole number {STEPS!r} up to {MOST_STEPS:,} in metrics"
+        raise FedloomError(f"{algorithm.name}: expected {expected}, got {cut(repr(steps))}")
     row = Cohort(
         clients=torch.tensor([client]),
         examples=torch.tensor([examples], dtype=torch.float64),
