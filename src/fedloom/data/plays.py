@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.data.bounded import damaged, read_limited, reading
+from fedloom.errors import cut
 
 _LARGEST = 1 << 31
 _BEGINNING = re.compile(r"^(ACT|SCENE)\b", re.MULTILINE)
@@ -98,6 +99,6 @@ def _leaf_users(path: Path, content: Any) -> list[tuple[str, list[Any], list[Any
         x, y = (rows.get("x"), rows.get("y")) if isinstance(rows, dict) else (None, None)
         if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
             shown = f"{len(x)} and {len(y)}" if isinstance(x, list) and isinstance(y, list) else "none"
-            raise damaged(path, f"lists x and y of equal length for user {user!r}", shown)
+            raise damaged(path, f"lists x and y of equal length for user {cut(repr(user))}", shown)
         found.append((user, x, y))
     return found

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedloom.errors import FedloomError, choose
+from fedloom.errors import FedloomError, choose, cut
 from fedloom.experiments import mistakes
 from fedloom.experiments.data_sections import AnyData
 from fedloom.experiments.measures import Measured
@@ -158,7 +158,7 @@ def _hyperparameters(row: FactRow, source: Files) -> Iterator[Fact]:
     study = read_study(find_study(str(row.study)))
     wanted = [cell for cell in cells(study) if row.cell.items() <= cell.items()]
     if not wanted:
-        raise FedloomError(f"rows, {row.row!r}, cell: expected one of {row.study}, got {row.cell}, which is none")
+        raise FedloomError(f"rows, {row.row!r}, cell: expected one of {row.study}, got {cut(row.cell)}, which is none")
     values = {str(value): value for cell in wanted for value in [_setting(study, cell, str(row.key))]}
     value: Any = next(iter(values.values())) if len(values) == 1 else " / ".join(values)
     if row.log10 and _is_number(value) and value > 0:

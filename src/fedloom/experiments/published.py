@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from fedloom.errors import FedloomError, choose
+from fedloom.errors import FedloomError, choose, cut
 from fedloom.experiments import mistakes, schema
 from fedloom.experiments.measures import Measured
 from fedloom.experiments.results import Result, key
@@ -80,7 +80,7 @@ def _read(study: Study, name: str, rows: Any) -> list[Published]:
         if places is not None and key(each.place) not in places:
             raise FedloomError(
                 f"{name}, {study.id}.{number}: expected a cell of the study, with its axes "
-                f"{', '.join(next(iter(shown_places(study)), {}))}; got {each.place}, which is none"
+                f"{', '.join(next(iter(shown_places(study)), {}))}; got {cut(each.place)}, which is none"
             )
         found.append(each)
     return found
