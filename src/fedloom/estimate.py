@@ -48,7 +48,7 @@ def estimate_accumulator(
             index = row.unsqueeze(0)
             batch = take(data.x, index), take(data.y, index)
             with torch.backends.cudnn.flags(enabled=False):  # cuDNN has no backward for a recurrent net in evaluation
-                gradient, *_ = plain_gradient(functional, params, functional.buffers, *batch, None, key)
+                gradient, *_ = plain_gradient(functional, params, functional.buffers, *batch, None, key.to(device))
             squares.append(float(tree.dot(gradient, gradient)) / size)
         batches.append(sum(squares) / len(squares))
     return sum(batches) / len(batches)

@@ -10,8 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs the kernels themselves, in the other tests here")
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs the package triton, which PyTorch for a CPU lacks")
 def test_every_kernel_interpreted_is_what_torch_computes() -> None:
     """In a process of its own: Triton decides when it is imported whether it interprets."""
