@@ -242,6 +242,16 @@ def test_other_data_are_refused_and_a_script_can_resume_too(tmp_path: Path) -> N
     assert all(torch.equal(leaf, undisturbed.params[name]) for name, leaf in resumed.params.items())
 
 
+def test_a_bar_begins_where_a_resumed_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options: dict[str, Any] = {"rounds": 4, "cohort": 2, "dtype": torch.float64, "progress": True}
+    run = partial(fl.simulate, linear(), classification([6, 7]), fl.fedavg(0.1), **options)
+    with pytest.raises(ZeroDivisionError):
+        run(run_dir=tmp_path / "run", callbacks=[lambda record: record["round"] == 2 and 1 / 0])
+    assert "3/4" in capsys.readouterr().out
+    resumed = run(run_dir=tmp_path / "run", resume=True)
+    assert resumed.resolved["resumed"]["round"] > 0 and "4/4" in capsys.readouterr().out
+
+
 # Two at once ----------------------------------------------------------------------------------------------------------
 
 HOLD = """

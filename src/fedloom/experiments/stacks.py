@@ -127,8 +127,10 @@ def run_stack(
 def _go_on(
     experiment: Experiment, trials: Sequence[dict[str, Any]], data_folder: Path | None, progress: bool
 ) -> list[History]:
-    """Run them from where they were. One that was begun with other rows or versions begins again, unless it is private:
-    what it spent stands in its folder."""
+    """Run them from where they were.
+
+    One that was begun with other rows or versions begins again, unless it is private: what it spent is in its folder.
+    """
     while True:
         try:
             return _simulate(experiment, trials, data_folder, progress)
