@@ -234,7 +234,7 @@ def test_other_data_are_refused_and_a_script_can_resume_too(tmp_path: Path) -> N
         run(data, fl.fedavg(0.1), resume=True)
     with pytest.raises(Damaged, match=r"cohort: expected '2 from round 0, 3 from round 2' .*, got '2 from round 0'"):
         run(data, algorithm, cohort=lambda t: 2, resume=True)
-    with pytest.raises(Damaged, match=r"cohort: expected .*, got 2:"):
+    with pytest.raises(Damaged, match=r"cohort: expected .*, got 2: put it back, .* in a script allow=\['cohort'\]$"):
         run(data, algorithm, cohort=np.int64(2), resume=True)
     resumed = run(data, algorithm, cohort=lambda t: 2 + (t > 1), resume=True)
     assert [record["round"] for record in resumed.rounds] == [0, 1, 2, 3]
