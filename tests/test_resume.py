@@ -234,12 +234,22 @@ def test_other_data_are_refused_and_a_script_can_resume_too(tmp_path: Path) -> N
         run(data, fl.fedavg(0.1), resume=True)
     with pytest.raises(Damaged, match=r"cohort: expected '2 from round 0, 3 from round 2' .*, got '2 from round 0'"):
         run(data, algorithm, cohort=lambda t: 2, resume=True)
-    with pytest.raises(Damaged, match=r"cohort: expected .*, got 2:"):
+    with pytest.raises(Damaged, match=r"cohort: expected .*, got 2: put it back, .* in a script allow=\['cohort'\]$"):
         run(data, algorithm, cohort=np.int64(2), resume=True)
     resumed = run(data, algorithm, cohort=lambda t: 2 + (t > 1), resume=True)
     assert [record["round"] for record in resumed.rounds] == [0, 1, 2, 3]
     undisturbed = fl.simulate(linear(), data, algorithm, **options)
     assert all(torch.equal(leaf, undisturbed.params[name]) for name, leaf in resumed.params.items())
+
+
+def test_a_bar_begins_where_a_resumed_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options: dict[str, Any] = {"rounds": 4, "cohort": 2, "dtype": torch.float64, "progress": True}
+    run = partial(fl.simulate, linear(), classification([6, 7]), fl.fedavg(0.1), **options)
+    with pytest.raises(ZeroDivisionError):
+        run(run_dir=tmp_path / "run", callbacks=[lambda record: record["round"] == 2 and 1 / 0])
+    assert "3/4" in capsys.readouterr().out
+    resumed = run(run_dir=tmp_path / "run", resume=True)
+    assert resumed.resolved["resumed"]["round"] > 0 and "4/4" in capsys.readouterr().out
 
 
 # Two at once ----------------------------------------------------------------------------------------------------------

@@ -54,6 +54,13 @@ def fraction(what: str, value: Any, *, below_one: bool = False) -> None:
         raise FedloomError(f"{what}: expected a number in [0, 1{')' if below_one else ']'}, got {value!r}")
 
 
+def existing_folder(what: str, path: Path | None) -> Path | None:
+    """The folder, an error unless it is there; None where none was given."""
+    if path is not None and not path.is_dir():
+        raise FedloomError(f"{what}: expected a folder, got {str(path)!r}, which is none")
+    return path
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
 from fedloom import interruption
 from fedloom.data.federated import Features, FederatedData, count, take
+from fedloom.errors import FedloomError
 from fedloom.functional import Functional
 from fedloom.task import Metric, parts
 from fedloom.types import Params
@@ -83,3 +84,41 @@ def percentiles(values: Tensor) -> dict[str, float]:
     points = torch.tensor([each / 100 for each in PERCENTILES], dtype=torch.float64, device=known.device)
     cuts = torch.quantile(known, points).tolist()
     return {f"p{each}": cut for each, cut in zip(PERCENTILES, cuts, strict=True)} | {"mean": float(known.mean())}
+
+
+def evaluate_on(
+    places: Collection[str],
+    functional: Functional,
+    params: Params,
+    buffers: Params,
+    data: FederatedData,
+    metrics: Mapping[str, Metric],
+) -> dict[str, float]:
+    """`test_accuracy`, `trainset_accuracy`, `client_accuracy/p5` and the like, as far as there is data for them."""
+    found: dict[str, float] = {}
+    model = functional, params, buffers
+    if "test" in places and data.test is not None:
+        test = evaluate(*model, *data.test, metrics)
+        found |= {f"test_{name}": value for name, value in test.items()}
+    if "train" in places:
+        train = evaluate(*model, _at_rest(data, data.x), data.y, metrics)
+        found |= {f"trainset_{name}": value for name, value in train.items()}
+    if "validation" in places:
+        if data.held_out is None:
+            raise FedloomError("evaluate_on 'validation': expected clients held out for it, got none: use fl.hold_out")
+        x, y = take(data.x, data.held_out), take(data.y, data.held_out)
+        kept = evaluate(*model, _at_rest(data, x), y, metrics)
+        found |= {f"validation_{name}": value for name, value in kept.items()}
+    if "clients" in places:
+        if data.test is None or data.client_test is None:
+            raise FedloomError("evaluate_on 'clients': expected per-client test rows, got none: pass client_test")
+        for name, values in evaluate_clients(*model, data, metrics).items():
+            found |= {f"client_{name}/{cut}": value for cut, value in percentiles(values).items()}
+    return found
+
+
+def _at_rest(data: FederatedData, x: Features) -> Features:
+    """Examples as augmentation leaves them where nothing is drawn: a central crop, say."""
+    plain = getattr(data.augment, "plain", None)
+    at_rest: Features = x if plain is None else plain(x)
+    return at_rest

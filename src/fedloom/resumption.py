@@ -91,5 +91,5 @@ def check_same(where: Path, made: Mapping[str, Any], now: Mapping[str, Any], all
         raise Changed(
             where,
             f"{key}: expected {expected!r} as when its state was made, got {got!r}: "
-            f"put it back, or allow it with --allow {key}",
+            f"put it back, or allow it: --allow {key}, in a script allow=[{key!r}]",
         )

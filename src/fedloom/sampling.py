@@ -56,6 +56,15 @@ class Sampler:
         """Whether a draw depends on what earlier rounds told."""
         return self.observe is not _no_observe
 
+    def cohort(self, t: int, key: Tensor, size: int, examples: Tensor, state: PartState) -> Drawn:
+        """Round t's: a draw, or the one that was forced."""
+        if t not in self.forced:
+            return self.draw(key, size, examples, state)
+        clients, last = self.forced[t], len(examples) - 1
+        if len(clients) and not 0 <= int(clients[0]) <= int(clients[-1]) <= last:
+            raise FedloomError(f"round {t}, forced cohort: expected ids in 0..{last}, got {clients.tolist()}")
+        return Drawn(clients)
+
 
 def uniform() -> Sampler:
     """M distinct clients, uniformly without replacement.

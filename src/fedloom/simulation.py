@@ -228,7 +228,7 @@ def _run_all(runs: Sequence[dict[str, Any]], how: _How) -> list[History]:
     cadence = Cadence() if len(runs) == 1 else Cadence(longest=math.inf)
     with (
         tensor_float(target.type == "cuda" and how.precision != "highest"),
-        rounds_bar(first.rounds * len(runs), how.progress) as shown,
+        rounds_bar(first.rounds * len(runs), how.progress and ranks.first) as shown,
         ExitStack() as entered,
     ):
         job, choice = resolve(job, how.executor, how.chunk, size, first.rounds, how.compiled, ranks)
@@ -243,8 +243,7 @@ def _run_all(runs: Sequence[dict[str, Any]], how: _How) -> list[History]:
             if given["run_dir"] is not None and ranks.first:
                 entered.enter_context(enter(Path(given["run_dir"]), resume=resume, finished=resume and len(runs) > 1))
             trials.append(_trial(setup, history, given, resume, how.allow, len(runs) > 1))
-            begin(given["callbacks"], history.resolved)
-            shown(trials[-1].start)
+            begin(setup.callbacks, history.resolved)
         with random.generator_kept(job.draws):
             _drive(trials, job, choice, cadence)
         for trial in trials:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,14 +21,14 @@ from fedloom.accounting import Ledger
 from fedloom.algorithm import After, Algorithm, Intake, Shortcut
 from fedloom.batches import Batching
 from fedloom.callbacks import Callback
-from fedloom.data.federated import FederatedData, take
+from fedloom.data.federated import FederatedData
 from fedloom.data.skew import label_counts
-from fedloom.errors import Diverged, FedloomError
-from fedloom.evaluation import evaluate, evaluate_clients, percentiles
+from fedloom.divergence import lost_since, nobody_left
+from fedloom.errors import Diverged
+from fedloom.evaluation import evaluate_on
 from fedloom.executors.job import Assignment, Trained
 from fedloom.faults import Faults
 from fedloom.functional import Functional
-from fedloom.gate import NONFINITE
 from fedloom.history import History
 from fedloom.interruption import Interrupted
 from fedloom.memory import RowStore
@@ -38,7 +38,7 @@ from fedloom.resumption import Found
 from fedloom.sampling import Drawn, Sampler, cohort_size
 from fedloom.system import Reports, System
 from fedloom.task import Task
-from fedloom.types import Needs, Params, PartState, Report, State
+from fedloom.types import Needs, Params, State
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Trial:
         if system.availability < 1:
             here = torch.where(system.available(setup.draw_seed, t, population), here, 0)
         key = random.key(setup.draw_seed, t, 0, "cohort")
-        drawn = _draw(setup.sampler, key, t, system.asked(goal), here, self.sampling)
+        drawn = setup.sampler.cohort(t, key, system.asked(goal), here, self.sampling)
         work = self.through[drawn.clients]
         faults, asked = setup.faults, drawn.clients
         crashed = faults.struck("crash", t, asked)
@@ -351,7 +351,8 @@ class Trial:
         setup = self.setup
         if setup.draws:
             torch.manual_seed(int(random.key(setup.seed, t, 0, "evaluation")))
-        return _evaluate(setup, after.params, after.state.buffers)
+        model = setup.functional, after.params, after.state.buffers
+        return evaluate_on(setup.evaluate_on, *model, setup.data, setup.task.metrics)
 
     def _finish(self) -> None:
         history = self.history
@@ -363,63 +364,3 @@ class Trial:
         self._finish()
         self.records.finish(self)
         return self.history
-
-
-def _evaluate(setup: Setup, params: Params, buffers: Params) -> dict[str, float]:
-    """`test_accuracy`, `trainset_accuracy`, `client_accuracy/p5` and the like, as far as there is data for them."""
-    found: dict[str, float] = {}
-    functional, data, metrics, on = setup.functional, setup.data, setup.task.metrics, setup.evaluate_on
-    if "test" in on and data.test is not None:
-        test = evaluate(functional, params, buffers, *data.test, metrics)
-        found |= {f"test_{name}": value for name, value in test.items()}
-    if "train" in on:
-        plain = getattr(data.augment, "plain", None)  # what augmentation is to an example at rest: a central crop, say
-        x = data.x if plain is None else plain(data.x)
-        train = evaluate(functional, params, buffers, x, data.y, metrics)
-        found |= {f"trainset_{name}": value for name, value in train.items()}
-    if "validation" in on:
-        if data.held_out is None:
-            raise FedloomError("evaluate_on 'validation': expected clients held out for it, got none: use fl.hold_out")
-        plain = getattr(data.augment, "plain", None)
-        x = take(data.x, data.held_out)
-        kept = evaluate(
-            functional, params, buffers, x if plain is None else plain(x), take(data.y, data.held_out), metrics
-        )
-        found |= {f"validation_{name}": value for name, value in kept.items()}
-    if "clients" in on:
-        if data.test is None or data.client_test is None:
-            raise FedloomError("evaluate_on 'clients': expected per-client test rows, got none: pass client_test")
-        for name, values in evaluate_clients(functional, params, buffers, data, metrics).items():
-            found |= {f"client_{name}/{cut}": value for cut, value in percentiles(values).items()}
-    return found
-
-
-def _draw(who: Sampler, key: Tensor, t: int, size: int, examples: Tensor, state: PartState) -> Drawn:
-    """The round's cohort: the sampler's draw, or the one that was forced."""
-    if t not in who.forced:
-        return who.draw(key, size, examples, state)
-    clients = who.forced[t]
-    if len(clients) and not 0 <= int(clients[0]) <= int(clients[-1]) < len(examples):
-        raise FedloomError(f"round {t}, forced cohort: expected ids in 0..{len(examples) - 1}, got {clients.tolist()}")
-    return Drawn(clients)
-
-
-def lost_since(before: Mapping[int, str], report: Report, struck: Collection[int] = ()) -> dict[int, str]:
-    """The clients that became non-finite by training, and in which leaf, since anybody was admitted last.
-
-    One broken client is refused and the run goes on, however often it comes; when several do and nobody else is left,
-    it is the training that diverged.
-    """
-    if report["admitted"]:
-        return {}
-    rows = zip(report.clients.ids.tolist(), report.clients.reasons, strict=True)
-    found = {client: reason for client, reason in rows if reason is not None and reason.startswith(NONFINITE)}
-    found = {client: reason for client, reason in found.items() if client not in struck}
-    return {**before, **{client: reason.split("'")[1] for client, reason in found.items()}}
-
-
-def nobody_left(t: int, lost: Mapping[int, str], population: int) -> Diverged | None:
-    """Whether so many clients are lost that it was the training."""
-    if len(lost) < min(3, population):
-        return None
-    return Diverged(t, next(iter(lost.values())), "every client's model")

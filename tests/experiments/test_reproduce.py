@@ -107,8 +107,9 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _not_timed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One test times rounds for its estimate, which takes as long as these studies; the others do not."""
-    if request.function is not test_a_study_is_run_printed_and_left_behind:
+    """Rounds are timed for an estimate where it is looked at, which takes as long as these studies."""
+    looked_at = (test_a_study_is_run_printed_and_left_behind, test_the_estimate_is_of_the_rounds_that_are_left)
+    if request.function not in looked_at:
         monkeypatch.setattr(reproduce, "estimate", lambda *pile: 1.0)
 
 
@@ -274,6 +275,38 @@ def test_a_stack_that_a_signal_ends_goes_on_in_the_middle(file: Path, tmp_path: 
         lines = (out / run.slug / "metrics.jsonl").read_text().splitlines()
         assert summary["resolved"]["resumed"]["round"] >= 1 and len(lines) == summary["rounds"]
         assert not (out / run.slug / "checkpoints").exists()
+
+
+def test_the_estimate_is_of_the_rounds_that_are_left(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text(PLAIN.replace("values = [1, 2]", "values = [1, 2, 3]"))
+    study, out = read_study(file), tmp_path / "out"
+    done, begun, untouched = stacks.stacks(runs(study))
+    stacks.train(done, out, Shelf(), None, lambda run, record: None)
+
+    def signals(run: StudyRun, record: Any) -> None:
+        if record["round"] == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        stacks.train(begun, out, Shelf(), None, signals)
+    (out / "config.toml").write_text(study.to_toml())
+    monkeypatch.setattr(stacks, "seconds_per_round", lambda *_: 100.0)
+    _, said = ran(study, out, file)
+    summaries = [json.loads((out / run.slug / "summary.json").read_text()) for run in begun]
+    kept = [summary["resolved"]["resumed"]["round"] for summary in summaries]
+    assert all(round >= 1 for round in kept)
+    left = sum(3 - round for round in kept) + 3 * len(untouched)
+    assert f"estimated time on this machine: {reproduce.duration(100.0 * left)} (" in said
+
+
+def test_a_run_that_is_over_has_no_rounds_left(file: Path, tmp_path: Path) -> None:
+    experiment, folder = runs(read_study(file))[0].experiment, tmp_path / "run"
+    assert stacks.rounds_left(experiment, folder) == 3
+    stacks.run_stack([stacks.StackRun(experiment, folder, lambda record: record["round"] == 1)], Shelf(), None)
+    (folder / "summary.json").unlink()
+    assert stacks.rounds_left(experiment, folder) == 0
 
 
 def test_a_run_whose_watch_has_to_see_every_round_begins_again(file: Path, tmp_path: Path) -> None:

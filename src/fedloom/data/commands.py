@@ -14,7 +14,7 @@ import typer
 
 from fedloom.data import places
 from fedloom.data.releases import RELEASES, Download
-from fedloom.errors import FedloomError, choose
+from fedloom.errors import FedloomError, choose, existing_folder
 
 app = typer.Typer(name="data", add_completion=False)
 
@@ -46,7 +46,7 @@ def list_(
     \b
     fedloom data list
     """
-    folder = places.data_folder(_existing(data))
+    folder = places.data_folder(existing_folder("--data", data))
     rows = {name: _state(name, folder) for name in sorted(RELEASES)}
     if as_json:
         shown = {name: {"about": RELEASES[name].about, **row} for name, row in rows.items()}
@@ -135,7 +135,7 @@ def check(name: Name, data: Folder = None) -> None:
     fedloom data check mnist
     """
     _known(name)
-    folder = None if data is None else _existing(data)
+    folder = None if data is None else existing_folder("--data", data)
     if not RELEASES[name].layouts:
         typer.echo(f"{name}: embedded, nothing to check")
     else:
@@ -186,7 +186,7 @@ def show(
     options = dict(_setting(text) for text in settings or [])
     options |= {"alpha": alpha} if alpha is not None else {}
     if data is not None and RELEASES[name].layouts:
-        options["folder"] = _existing(data)
+        options["folder"] = existing_folder("--data", data)
     if out is not None and not out.parent.is_dir():
         raise FedloomError(f"--out: expected a folder that exists, got {str(out.parent)!r}")
     from fedloom.data.catalog import load
@@ -212,12 +212,6 @@ def _known(name: str) -> str:
     if name not in RELEASES:
         raise choose("data set", name, RELEASES)
     return name
-
-
-def _existing(folder: Path | None) -> Path | None:
-    if folder is not None and not folder.is_dir():
-        raise FedloomError(f"--data: expected a folder, got {str(folder)!r}, which is none")
-    return folder
 
 
 def _setting(text: str) -> tuple[str, Any]:

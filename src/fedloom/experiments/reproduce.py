@@ -172,7 +172,7 @@ def _run(
     """All runs that are not finished, stack by stack; an interrupt says how far it came."""
     from fedloom.data.catalog import Shelf
     from fedloom.experiments import build
-    from fedloom.experiments.stacks import adopt, finished, stacks, train
+    from fedloom.experiments.stacks import adopt, finished, rounds_left, stacks, train
 
     for device in {run.experiment.device for run in wanted}:
         build.check_device(device)
@@ -187,14 +187,15 @@ def _run(
         return
     pile = stacks(missing)
     shelf, name = Shelf(), ""
-    total = sum(run.experiment.rounds for run in missing)
+    left = {run.slug: rounds_left(run.experiment, out / run.slug) for run in missing}
+    total = sum(left.values())
     told = time.perf_counter()
     try:
         with rounds_bar(console, total) as bar:
             task = bar.task_ids[0]
             if not console.quiet:
                 bar.update(task, description="timing a few rounds")
-                guess = duration(estimate(pile, data_folder))
+                guess = duration(estimate(missing, left, data_folder))
                 _say(console)(f"estimated time on this machine: {guess} (from a few rounds of each kind of run)")
 
             def watch(run: StudyRun, record: Mapping[str, Any]) -> None:
@@ -215,13 +216,13 @@ def _run(
                     raise
                 _remember(study, out, started, stack)
                 done += len(stack)
-                through += sum(run.experiment.rounds for run in stack)
+                through += sum(left[run.slug] for run in stack)
                 bar.update(task, completed=through)
                 now = time.perf_counter()
-                if not console.is_terminal and through < total and now - told > max(SOON, 0.02 * (now - began)):
+                if not console.is_terminal and 0 < through < total and now - told > max(SOON, 0.02 * (now - began)):
                     told = now
-                    left = (now - began) / through * (total - through)
-                    words = f"{done:,} of {len(wanted):,} runs after {duration(now - began)}, {duration(left)} to go"
+                    to_go = (now - began) / through * (total - through)
+                    words = f"{done:,} of {len(wanted):,} runs after {duration(now - began)}, {duration(to_go)} to go"
                     _say(console)(words)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
@@ -229,8 +230,8 @@ def _run(
         ) from None
 
 
-def estimate(pile: Sequence[Sequence[StudyRun]], data_folder: Path | None) -> float:
-    """Seconds for all stacks: a few rounds of each kind of run are timed, times the rounds of all of that kind.
+def estimate(missing: Sequence[StudyRun], left: Mapping[str, int], data_folder: Path | None) -> float:
+    """Seconds for the runs' rounds that are `left`: a few of each kind of run are timed, times all of that kind.
 
     It takes runs one by one, which a stack is faster than, and all their rounds, where a run may end early.
     """
@@ -238,13 +239,12 @@ def estimate(pile: Sequence[Sequence[StudyRun]], data_folder: Path | None) -> fl
     from fedloom.experiments.stacks import seconds_per_round
 
     kinds: dict[str, list[StudyRun]] = {}
-    for stack in pile:
-        for run in stack:
+    for run in missing:
+        if left[run.slug]:
             kinds.setdefault(_kind(run), []).append(run)
     total, shelf = 0.0, Shelf()
     for same in sorted(kinds.values(), key=lambda same: same[0].experiment.data.name):
-        rounds = sum(run.experiment.rounds for run in same)
-        total += rounds * seconds_per_round(same[0], shelf, data_folder)
+        total += sum(left[run.slug] for run in same) * seconds_per_round(same[0], shelf, data_folder)
     return total
 
 

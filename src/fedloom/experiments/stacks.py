@@ -23,6 +23,7 @@ from fedloom.experiments.schema import Experiment
 from fedloom.experiments.study import StudyRun
 from fedloom.history import History
 from fedloom.preparation import client_work
+from fedloom.resumption import newest
 from fedloom.rundir import CHECKPOINTS, CONFIG, METRICS, SUMMARY, RunDirectory
 from fedloom.simulation import simulate_trials
 
@@ -127,8 +128,10 @@ def run_stack(
 def _go_on(
     experiment: Experiment, trials: Sequence[dict[str, Any]], data_folder: Path | None, progress: bool
 ) -> list[History]:
-    """Run them from where they were. One that was begun with other rows or versions begins again, unless it is private:
-    what it spent stands in its folder."""
+    """Run them from where they were.
+
+    One that was begun with other rows or versions begins again, unless it is private: what it spent is in its folder.
+    """
     while True:
         try:
             return _simulate(experiment, trials, data_folder, progress)
@@ -213,6 +216,12 @@ def finished(experiment: Experiment, folder: Path) -> bool:
     elif folder.exists() and any(folder.iterdir()):
         raise FedloomError(f"{folder}: expected a run, got a folder without {CONFIG}: choose another --out")
     return (folder / SUMMARY).exists()
+
+
+def rounds_left(experiment: Experiment, folder: Path) -> int:
+    """The rounds that a run which is not finished has to go: all, or what its newest state leaves."""
+    found = newest(folder)
+    return 0 if found.value.get("over") else experiment.rounds - found.round
 
 
 def adopt(runs: Iterable[StudyRun], out: Path, others: Iterable[Path]) -> int:

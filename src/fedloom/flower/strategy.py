@@ -22,6 +22,7 @@ from fedloom.accounting import Ledger
 from fedloom.algorithm import Algorithm
 from fedloom.batches import Batching
 from fedloom.data.federated import Features, count, federate
+from fedloom.divergence import lost_since, nobody_left
 from fedloom.errors import Diverged, FedloomError
 from fedloom.evaluation import evaluate
 from fedloom.flower import wire
@@ -37,7 +38,6 @@ from fedloom.rundir import CONFIG, enter
 from fedloom.sampling import Sampler, as_sampler, cohort_size
 from fedloom.system import System
 from fedloom.task import Task
-from fedloom.trial import lost_since, nobody_left
 from fedloom.types import Cohort, Report
 
 _log = logging.getLogger("flwr")

@@ -15,7 +15,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedloom.experiments.measures import PER_ROUND, Outcome, matching
@@ -23,8 +22,9 @@ from fedloom.experiments.published import Published
 from fedloom.experiments.results import Key, Result, key, without
 from fedloom.experiments.study import Study
 from fedloom.experiments.study_sections import MEASURE, Cell, FigureSection, Measure
-from fedloom.report.palette import FAINT, INK, LINES
-from fedloom.report.plots import DASHES, STYLE, Floats, write_png
+from fedloom.report.palette import FAINT, INK
+from fedloom.report.plots import STYLE, Floats, write_png
+from fedloom.report.study_legend import Look, add_legend, handle, nth_look, published_handle
 
 SMALL: dict[Any, Any] = {**STYLE, "font.size": 11, "axes.titlesize": 12, "axes.titlepad": 8}
 Curves = Sequence[tuple[Cell, Sequence[Outcome]]]
@@ -39,53 +39,76 @@ def study_figure(
     path: str | PathLike[str],
 ) -> bool:
     """Write the study's PNG; False where it has no figure, or nothing to draw."""
+    with mpl.rc_context(SMALL):
+        figure = draw(study, curves, found, numbers)
+        if figure is not None:
+            write_png(figure, path)
+    return figure is not None
+
+
+def draw(study: Study, curves: Curves, found: Sequence[Result], numbers: Mapping[Key, Published]) -> Figure | None:
+    """The study's figure, not yet written; None where there is none."""
     wanted = study.figure
     if wanted is None or not curves:
-        return False
+        return None
     measure = _measure(study, wanted)
     if wanted.kind != "curves":
         found = _drawn(wanted, measure, found)
     places = [cell for cell, _ in curves] if wanted.kind == "curves" else [result.cell for result in found]
+    panels = _panels(study, wanted, places, curves)
+    if not panels:
+        return None
+    lines = _values(study, _line_axes(study, wanted), places)
+    looks = {key(line): nth_look(index) for index, line in enumerate(lines)}
+    across = min(3, len(panels)) if len(panels) != 4 else 2
+    down = math.ceil(len(panels) / across)
+    size = (max(6.4, 4.6 * across), 1.3 + 3.3 * down)
+    figure = Figure(figsize=size, dpi=110, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
+    grid = figure.subplots(down, across, squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (metric, x, panel) in zip(grid.flat, panels, strict=False):
+        axes.set_title(", ".join(panel.values()))
+        axes.grid(axis="y", color=FAINT, linewidth=0.8)
+        axes.set_axisbelow(True)
+        if wanted.kind == "curves":
+            _draw_curves(axes, wanted, (metric, x), panel, lines, looks, curves)
+        else:
+            _draw_measure(axes, study, wanted, panel, lines, looks, found, numbers)
+            axes.set_ylabel("" if measure is None or _by_measure(wanted) else measure.name)
+    title = fill(study.title, int(8.4 * size[0]))
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
+    _name(figure, study, wanted, looks, lines, wanted.kind != "curves" and bool(numbers))
+    return figure
+
+
+def _panels(study: Study, wanted: FigureSection, places: Sequence[Cell], curves: Curves) -> list[tuple[str, str, Cell]]:
+    """The metric, what goes across and the cell of every panel."""
     named = wanted.metrics if wanted.kind == "curves" else wanted.metrics[:1]
     kinds = [(metric, x) for metric in named for x in wanted.across]
     panels = [(metric, x, panel) for metric, x in kinds for panel in _values(study, wanted.panels, places)]
     if wanted.kind == "curves":  # not all cells are measured alike
         panels = [place for place in panels if _has_curve(place[0], place[2], curves)] or panels
-    if not panels:
-        return False
-    lines = _values(study, _line_axes(study, wanted), places)
-    colours = {key(line): _look(index) for index, line in enumerate(lines)}
-    across = min(3, len(panels)) if len(panels) != 4 else 2
-    down = math.ceil(len(panels) / across)
-    with mpl.rc_context(SMALL):
-        size = (max(6.4, 4.6 * across), 1.3 + 3.3 * down)
-        figure = Figure(figsize=size, dpi=110, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
-        grid = figure.subplots(down, across, squeeze=False)
-        for axes in grid.flat[len(panels) :]:
-            axes.set_axis_off()
-        for axes, (metric, x, panel) in zip(grid.flat, panels, strict=False):
-            axes.set_title(", ".join(panel.values()))
-            axes.grid(axis="y", color=FAINT, linewidth=0.8)
-            axes.set_axisbelow(True)
-            if wanted.kind == "curves":
-                _draw_curves(axes, wanted, (metric, x), panel, lines, colours, curves)
-            else:
-                _draw_measure(axes, study, wanted, panel, lines, colours, found, numbers)
-                axes.set_ylabel("" if measure is None or _by_measure(wanted) else measure.name)
-        told = [(without(line, study.fixed), colours[key(line)]) for line in lines]
-        handles = [_handle(line, look) for line, look in told if line]
-        if wanted.kind != "curves" and numbers:
-            handles.append(Line2D([], [], color=INK, marker="o", mfc="white", linestyle="none", label="published"))
-        title = fill(study.title, int(8.4 * size[0]))
-        figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
-        if handles:
-            names = ", ".join(_line_axes(study, wanted))
-            across = _abreast(handles, size[0])
-            figure.legend(
-                handles=handles, loc="outside lower left", ncols=across, frameon=False, title=names, alignment="left"
-            )
-        write_png(figure, path)
-    return True
+    return panels
+
+
+def _name(
+    figure: Figure,
+    study: Study,
+    wanted: FigureSection,
+    looks: Mapping[Key, Look],
+    lines: Sequence[Cell],
+    published: bool,
+) -> None:
+    """The legend; what is the same in all lines is not told."""
+    told = [axis for axis in _line_axes(study, wanted) if axis not in study.fixed]
+    names = [", ".join(line[axis] for axis in told) for line in lines]
+    bars = wanted.kind == "bars"
+    handles = [handle(looks[key(line)], name, bars) for name, line in zip(names, lines, strict=True) if name]
+    if published:
+        handles.append(published_handle())
+    if handles:
+        add_legend(figure, handles, ", ".join(told))
 
 
 def _has_curve(metric: str, panel: Cell, curves: Curves) -> bool:
@@ -124,27 +147,13 @@ def _values(study: Study, axes: Sequence[str], places: Sequence[Cell]) -> list[C
     return [cell for cell in combinations if key(cell) in there]
 
 
-def _look(index: int) -> tuple[str, Any]:
-    return LINES[index % len(LINES)], DASHES[index // len(LINES) % len(DASHES)]
-
-
-def _handle(line: Cell, look: tuple[str, Any]) -> Line2D:
-    return Line2D([], [], color=look[0], linestyle=look[1], linewidth=2.2, label=", ".join(line.values()))
-
-
-def _abreast(handles: Sequence[Line2D], inches: float) -> int:
-    """How many names of the legend fit side by side: a letter takes about 0.09 inches, the line before it 0.7."""
-    widest = max(len(str(handle.get_label())) for handle in handles)
-    return max(1, min(len(handles), int(inches / (0.7 + 0.09 * widest))))
-
-
 def _draw_curves(
     axes: Axes,
     wanted: FigureSection,
     shown: tuple[str, str],
     panel: Cell,
     lines: Sequence[Cell],
-    colours: Mapping[Key, tuple[str, Any]],
+    looks: Mapping[Key, Look],
     curves: Curves,
 ) -> None:
     """A line is the mean over seeds, its band the smallest to the largest; a run that stopped keeps its last value."""
@@ -153,7 +162,7 @@ def _draw_curves(
     for line in lines:
         runs = [each for cell, outcomes in curves if (panel | line).items() <= cell.items() for each in outcomes]
         targets |= {each.target for each in runs}
-        colour, dash = colours[key(line)]
+        colour, dash, _ = looks[key(line)]
         if "*" in metric:
             for name in matching(metric, [record for run in runs for record in run.rounds]):
                 at, values = _aligned(runs, x, name)
@@ -216,7 +225,7 @@ def _draw_measure(
     wanted: FigureSection,
     panel: Cell,
     lines: Sequence[Cell],
-    colours: Mapping[Key, tuple[str, Any]],
+    looks: Mapping[Key, Look],
     found: Sequence[Result],
     numbers: Mapping[Key, Published],
 ) -> None:
@@ -228,7 +237,7 @@ def _draw_measure(
     width = 0.8 / max(1, len(lines))
     for index, line in enumerate(lines):
         shift = (index - (len(lines) - 1) / 2) * width if wanted.kind == "bars" else 0.0
-        colour, dash = colours[key(line)]
+        colour, dash, _ = mine = looks[key(line)]
         xs, ys, spreads, printed = [], [], [], []
         for place, name in zip(at, names, strict=True):
             cell = panel | line | {x: name}
@@ -242,7 +251,7 @@ def _draw_measure(
                 ys.append(result.measured.value)
                 spreads.append(result.measured.spread or 0.0)
         if wanted.kind == "bars":
-            axes.bar(xs, ys, width * 0.92, color=colour, yerr=spreads, ecolor=INK, error_kw={"linewidth": 1})
+            axes.bar(xs, ys, width * 0.92, yerr=spreads, ecolor=INK, error_kw={"linewidth": 1}, **mine.bar)
         else:
             axes.errorbar(xs, ys, spreads, color=colour, linestyle=dash, linewidth=1.8, marker="o", markersize=4)
         if printed:

@@ -1,0 +1,59 @@
+"""How the program ends: one line on stderr, and the exit code that belongs to it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import NoReturn
+
+import typer
+
+from fedloom.errors import Damaged, Diverged, FedloomError
+from fedloom.launched import by_torchrun
+
+MISTAKE, DAMAGED, DIVERGED, INTERRUPTED = 2, 3, 4, 130
+
+
+@contextmanager
+def answered() -> Iterator[None]:
+    """A mistake ends the program with its line and its code."""
+    try:
+        yield
+    except Diverged as error:
+        fail(str(error), DIVERGED)
+    except Damaged as error:
+        fail(str(error), DAMAGED)
+    except FedloomError as error:
+        fail(str(error), MISTAKE)
+    except (KeyboardInterrupt, typer.Abort):
+        fail("interrupted", INTERRUPTED)
+    except MemoryError as error:
+        fail(f"memory: expected enough of it, got none left: {error or 'ask for less'}", MISTAKE)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        fail(f"{where}{error.strerror or error}", MISTAKE)
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        # the exceptions of click, which typer brings under one name or another
+        context = getattr(error, "ctx", None)
+        hint = f" (try: {context.command_path} --help)" if context else ""
+        fail(error.format_message() + hint, getattr(error, "exit_code", MISTAKE))
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGINT and SIGTERM end the command with what the interrupted says of itself, and the exit code for it."""
+    from fedloom.interruption import heard
+
+    try:
+        with nullcontext() if by_torchrun() else heard():  # torchrun has signals of its own
+            yield
+    except KeyboardInterrupt as stop:
+        fail(str(stop) or "interrupted before the first round", INTERRUPTED)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    print(f"fedloom: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
