@@ -299,6 +299,21 @@ def test_hdf5(tmp_path: Path) -> None:
         list(tff.read_hdf5(path, ("pixels",)))
 
 
+def test_a_heap_of_hdf5_that_never_ends_is_refused(tmp_path: Path) -> None:
+    """libhdf5 itself would loop for ever over either."""
+    pytest.importorskip("h5py", reason="reading HDF5 is optional")
+    path = tmp_path / "x.h5"
+    small.hdf5(path, {"a": {"tokens": [b"one two", b"three"]}})
+    assert [client for client, _ in tff.read_hdf5(path, ("tokens",))] == ["a"]
+    whole = path.read_bytes()
+    first = whole.index(b"GCOL") + 16
+    for number, size in [(0, 0), (1, 2**64 - 16)]:
+        entry = struct.pack("<H6xQ", number, size)
+        path.write_bytes(whole[:first] + entry + whole[first + 16 :])
+        with says(path, f"byte {first}: expected a heap that ends, got an entry that leads to itself"):
+            list(tff.read_hdf5(path, ("tokens",)))
+
+
 # Damage ---------------------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from itertools import islice
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,6 +22,7 @@ from fedloom.errors import FedloomError
 
 Features: TypeAlias = dict[str, Any]
 _MESSAGE = "a tf.train.Example"
+_HEAP = b"GCOL\1\0\0\0"
 
 
 def read_hdf5(path: Path, features: tuple[str, ...], limit: int | None = None) -> Iterator[tuple[str, Features]]:
@@ -31,12 +33,41 @@ def read_hdf5(path: Path, features: tuple[str, ...], limit: int | None = None) -
         raise FedloomError(
             f"{path}: expected h5py to read it, got no such package: pip install 'fedloom[hdf5]'"
         ) from None
+    _check_heaps(path)
     with reading(path, "an HDF5 file of TFF"), h5py.File(path, "r") as file:
         examples = file.get("examples")
         if not isinstance(examples, h5py.Group) or not len(examples):
             raise damaged(path, "a group 'examples' with clients", "none")
         for client in islice(sorted(examples), limit):
-            yield client, _group(path, client, examples[client], features)
+            try:
+                found = _group(path, client, examples[client], features)
+            except TypeError as error:  # a kind of data that h5py does not know
+                raise damaged(path, f"features of client {client!r}", error) from None
+            yield client, found
+
+
+def _check_heaps(path: Path) -> None:
+    """Refuse a heap of texts with an entry that leads to itself: libhdf5, going from one to the next, would never end.
+
+    A heap is `GCOL`, version 1, three zeros and its size, then entries: number, references, four bytes, size, content
+    in steps of eight bytes. The entry of number 0 is what is free, and its size is that of the whole entry.
+    """
+    with (
+        reading(path, "an HDF5 file of TFF"),
+        path.open("rb") as file,
+        mmap(file.fileno(), 0, access=ACCESS_READ) as content,
+    ):
+        heap = content.find(_HEAP)
+        while heap >= 0:
+            (size,) = struct.unpack_from("<Q", content, heap + len(_HEAP))
+            at, end = heap + 16, min(heap + size, len(content))
+            while at + 16 <= end:
+                number, length = struct.unpack_from("<H6xQ", content, at)
+                step = length if number == 0 else 16 + -(-length // 8) * 8
+                if step % 2**64 == 0:  # as libhdf5 counts
+                    raise damaged(path, "a heap that ends", "an entry that leads to itself", at)
+                at += step
+            heap = content.find(_HEAP, heap + 1)
 
 
 def _group(path: Path, client: str, group: Any, features: tuple[str, ...]) -> Features:
