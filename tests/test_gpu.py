@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from small_federations import classification, distance
+from small_federations import classification, distance, noise, split
 from torch import Tensor, nn
 
 import fedloom as fl
 from fedloom.algorithm import Algorithm
+from fedloom.data.augment import Augmentation
 
 pytestmark = [
     pytest.mark.gpu,
@@ -79,6 +80,20 @@ def test_executors_agree_across_devices(model: Callable[[], nn.Module], algorith
 
 
 @pytest.mark.filterwarnings("default")  # torch's own, in its compiler
+def test_pictures_are_cropped_and_an_accumulator_estimated_there_too() -> None:
+    y = torch.arange(40) % 4
+    data = fl.federate(noise(40, 3, 8, 8), y, split([10, 30]), augment=Augmentation(crop=6, flip=True))
+    task = fl.Task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(108, 4)))
+    algorithm = fl.fedyogi(0.1, 0.01, initial_accumulator="estimate")
+    runs = [
+        fl.simulate(task, data, algorithm, 3, 2, batch_size=10, executor=executor, device=device, dtype=torch.float64)
+        for device, executor in [("cpu", "loop"), ("cuda", "loop"), ("cuda", "vectorized")]
+    ]
+    for run in runs[1:]:
+        run.params = {name: leaf.cpu() for name, leaf in run.params.items()}
+        assert distance(runs[0], run) <= 1e-12
+
+
 @pytest.mark.parametrize("compile", [False, True])
 def test_one_step_a_round_is_a_program_too(compile: bool) -> None:
     how: dict[str, Any] = {"rounds": 3, "cohort": 4, "epochs": 1, "batch_size": None, "dtype": torch.float64}
