@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.lowering import convolution_kernels, lstm_kernels
+from fedloom.lowering import convolution_kernels, lstm_kernels, weight_gradient_kernels
 
 CONVOLUTIONS = [  # channels, outputs, image, taps, stride, padding, dilation
     (1, 4, (9, 8), (3, 3), (1, 1), (0, 0), (1, 1)),
@@ -49,7 +49,7 @@ def convolutions() -> Found:
         yield f"conv2d {name}", difference(convolution_kernels.conv2d(x, w, size, *settings), torch.stack(ys))
         dx = convolution_kernels.conv2d_input_gradient(g, w, image, *settings)
         yield f"input gradient {name}", difference(dx, torch.stack([each.grad for each, _ in exact]))
-        dw = convolution_kernels.conv2d_weight_gradient(g, x, taps, *settings)
+        dw = weight_gradient_kernels.conv2d_weight_gradient(g, x, taps, *settings)
         yield f"weight gradient {name}", difference(dw, torch.stack([each.grad for _, each in exact]))
 
 

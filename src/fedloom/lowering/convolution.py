@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.lowering import convolution_kernels, triton_parts
+from fedloom.lowering import convolution_kernels, triton_parts, weight_gradient_kernels
 from fedloom.lowering.operators import call, flat, leading, operator
 
 Form = Literal["plain", "matrix", "kernel", "hybrid"]  # hybrid: kernel, but matrix for the weights' gradient
@@ -302,7 +302,7 @@ def _conv2d_weight_gradient(g: Tensor, x: Tensor, taps: Any, stride: Any, paddin
     lead, (g, x) = flat(4, g, x)
     settings = tuple(stride), tuple(padding), tuple(dilation)
     if _on_device(g):
-        dw = convolution_kernels.conv2d_weight_gradient(g, x, tuple(taps), *settings)
+        dw = weight_gradient_kernels.conv2d_weight_gradient(g, x, tuple(taps), *settings)
     else:
         weight = g.new_empty(()).expand(g.shape[2], x.shape[2], *taps)
         dw = convolution_kernels.last(torch.stack([_backward(g[k], x[k], weight, settings, 1) for k in range(len(g))]))
