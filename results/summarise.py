@@ -64,11 +64,15 @@ def _table(result: dict[str, Any]) -> list[str]:
     several = "measure" not in axes and len({cell.get("measure") for cell in result["measured"]}) > 1
     head = [*axes, *(["measure"] if several else []), "measured", "published", "match"]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    own = HERE / result["id"] / "study.toml"
+    study = read_study(own if own.exists() else find_study(result["id"]))
+    digits = {each.name: max(1, each.decimals) for each in study.measures}  # a mean of rounds has one too
     for cell in result["measured"]:
         paper = published.get(_key(cell))
         match = {True: "yes", False: "no"}.get(paper.get("matched"), "") if paper else ""
         row = [*(cell["cell"].get(axis, "") for axis in axes), *([cell["measure"]] if several else [])]
-        lines.append(f"| {' | '.join([*row, _shown(cell), _shown(paper) if paper else '', match])} |")
+        shown = [_shown(each, digits.get(cell.get("measure"), 1)) if each else "" for each in (cell, paper)]
+        lines.append(f"| {' | '.join([*row, *shown, match])} |")
     return lines
 
 
@@ -76,20 +80,20 @@ def _key(cell: dict[str, Any]) -> str:
     return json.dumps([cell["cell"], cell.get("measure")], sort_keys=True)
 
 
-def _shown(cell: dict[str, Any]) -> str:
+def _shown(cell: dict[str, Any], digits: int) -> str:
     """A number with its spread; a fact as it is.
 
-    >>> _shown({"measure": "rounds", "value": 41.333, "spread": 12.9}), _shown({"value": None, "best": 94.48})
-    ('41.3 ± 12.9', 'N/A (94.5)')
+    >>> _shown({"measure": "rounds", "value": 41.333, "spread": 12.9}, 1), _shown({"value": None, "best": 94.48}, 2)
+    ('41.3 ± 12.9', 'N/A (94.48)')
     """
     values = cell.get("values")
     reached = "" if not values or None not in values else f" in {len(values) - values.count(None)} of {len(values)}"
     if cell["value"] is None or (values and 2 * values.count(None) > len(values)):
-        return f"N/A ({cell['best']:.1f})" if cell.get("best") is not None else "N/A"
+        return f"N/A ({cell['best']:.{digits}f})" if cell.get("best") is not None else "N/A"
     if isinstance(cell["value"], str) or cell.get("measure") is None:
         return str(cell["value"]) if isinstance(cell["value"], str) else f"{cell['value']:,.10g}"
     spread = cell.get("spread", cell.get("std"))
-    return f"{cell['value']:.1f}" + ("" if spread is None else f" ± {spread:.1f}") + reached
+    return f"{cell['value']:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}") + reached
 
 
 def _claim(claim: dict[str, Any]) -> str:
