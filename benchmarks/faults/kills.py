@@ -68,7 +68,6 @@ def main() -> None:
 def preload() -> None:
     """What children would import; nothing is computed here, so that nothing is shared but code."""
     import matplotlib.pyplot  # noqa: F401
-    import sklearn.datasets  # noqa: F401
 
     import fedloom.cli
     import fedloom.experiments.build

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.errors import Damaged, FedloomError
+from fedloom.rundir import METRICS, SUMMARY
 from fedloom.toml_text import parse
 
 
@@ -50,6 +51,15 @@ def read_records(path: Path) -> list[dict[str, Any]]:
             raise Damaged(f"{path}, line {number}: expected {expected}, got {record['round']}")
         records.append(record)
     return records
+
+
+def left_behind(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A finished run's summary, and its rounds: as many as the summary says."""
+    summary, records = read_json(folder / SUMMARY), read_records(folder / METRICS)
+    if summary.get("rounds", len(records)) != len(records):
+        expected = f"the {summary['rounds']} rounds of its {SUMMARY}"
+        raise Damaged(f"{folder / METRICS}: expected {expected}, got {len(records)}: remove {folder} to run it again")
+    return summary, records
 
 
 def _text(path: Path) -> str:

@@ -31,9 +31,9 @@ class Damaged(FedloomError):
 class Changed(Damaged):
     """A run that was begun with other settings, rows or versions."""
 
-    def __init__(self, directory: Path, message: str) -> None:
-        super().__init__(f"{directory}, {message}")
-        self.directory = directory
+    def __init__(self, directory: Path, what: str, do: str) -> None:
+        super().__init__(f"{directory}, {what}: {do}")
+        self.directory, self.what = directory, what
 
 
 def positive(what: str, value: Any) -> None:

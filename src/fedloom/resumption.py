@@ -90,6 +90,6 @@ def check_same(where: Path, made: Mapping[str, Any], now: Mapping[str, Any], all
         key, expected, got = found
         raise Changed(
             where,
-            f"{key}: expected {expected!r} as when its state was made, got {got!r}: "
+            f"{key}: expected {expected!r} as when its state was made, got {got!r}",
             f"put it back, or allow it: --allow {key}, in a script allow=[{key!r}]",
         )

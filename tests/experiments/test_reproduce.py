@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ from rich.text import Text
 
 from fedloom import cli, resumption
 from fedloom.data.catalog import Shelf
-from fedloom.errors import Changed, FedloomError
+from fedloom.errors import Damaged, FedloomError
 from fedloom.experiments import build, reproduce, stacks
+from fedloom.experiments.model_sections import ModelSection
 from fedloom.experiments.study import Study, StudyRun, read_study, runs
 from fedloom.experiments.study_report import command
 from fedloom.report.study_table import print_table
@@ -326,7 +329,7 @@ def test_a_run_whose_watch_has_to_see_every_round_begins_again(file: Path, tmp_p
     assert seen == [0, 1, 0, 1, 2]
 
 
-def test_a_stack_of_other_versions_begins_again(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stack_of_other_versions_is_refused(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study, out = read_study(file), tmp_path / "out"
     stack = stacks.stacks(runs(study))[0]
 
@@ -335,17 +338,49 @@ def test_a_stack_of_other_versions_begins_again(file: Path, tmp_path: Path, monk
 
     with pytest.raises(KeyboardInterrupt):
         stacks.train(stack, out, Shelf(), None, signals)
+    before = sorted(out.rglob("*"))
     monkeypatch.setattr(resumption, "BITS", resumption.BITS | {"torch": "99.0"})
+    anew = "put it back, remove that folder to begin it again, or choose another --out"
+    with pytest.raises(Damaged, match=rf"versions\.torch: expected .*: {anew}"):
+        stacks.train(stack, out, Shelf(), None, lambda run, record: None)
     (out / stack[0].slug / "privacy.json").write_text("{}")
-    with pytest.raises(Changed, match=r"versions\.torch"):
+    with pytest.raises(Damaged, match=r"versions\.torch: expected .*: put it back, or choose another --out"):
         stacks.train(stack, out, Shelf(), None, lambda run, record: None)
+    with pytest.raises(Damaged, match="expected a new run, got one begun whose privacy is spent"):
+        stacks.run_stack([stacks.StackRun(stack[0].experiment, out / stack[0].slug, afresh=True)], Shelf(), None)
     (out / stack[0].slug / "privacy.json").unlink()
-    with pytest.warns(UserWarning, match=r"begins again: .*versions.torch: expected") as warned:
-        stacks.train(stack, out, Shelf(), None, lambda run, record: None)
-    assert len(warned) == len(stack)
-    for run in stack:
-        resolved = json.loads((out / run.slug / "summary.json").read_text())["resolved"]
-        assert resolved.get("resumed", {"round": 0})["round"] == 0
+    assert sorted(out.rglob("*")) == before
+
+
+def test_a_kill_before_a_run_has_settings_leaves_it_to_be_begun(file: Path, tmp_path: Path) -> None:
+    study, out = read_study(file), tmp_path / "out"
+    first = reproduce.reproduce(study, out, file, quiet=True)
+    folder = out / runs(study)[0].slug
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / ".lock").touch()
+    assert reproduce.reproduce(study, out, file, quiet=True)["measured"] == first["measured"]
+
+
+def test_a_finished_run_that_lost_rounds_is_refused(file: Path, tmp_path: Path) -> None:
+    study, out = read_study(file), tmp_path / "out"
+    reproduce.reproduce(study, out, file, quiet=True)
+    metrics = out / runs(study)[0].slug / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(lines[:1]))
+    with pytest.raises(Damaged, match=rf"expected the {len(lines)} rounds of its summary.json, got 1: remove "):
+        reproduce.reproduce(study, out, file, quiet=True)
+
+
+def test_models_that_do_not_stack_leave_the_others_stacks(file: Path) -> None:
+    dense = runs(read_study(file))
+    convolutional = [
+        replace(run, experiment=run.experiment.model_copy(update={"model": ModelSection(name="mnist_cnn")}))
+        for run in dense
+    ]
+    sizes = [len(stack) for stack in stacks.stacks([*convolutional, *dense])]
+    assert sorted(sizes) == sorted([1] * len(dense) + [len(stack) for stack in stacks.stacks(dense)])
+    assert max(sizes) > 1
 
 
 def test_what_is_told_again_keeps_its_origin(file: Path, tmp_path: Path) -> None:

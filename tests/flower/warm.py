@@ -9,7 +9,6 @@ import socket
 import sys
 from pathlib import Path
 
-import sklearn.datasets  # noqa: F401
 import small_federations  # noqa: F401
 from flwr.cli.app import app as flwr
 from flwr.superlink.cli import flwr_serverapp

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedloom import lock
-from fedloom.documents import read_json, read_records
+from fedloom.documents import left_behind, read_records
 from fedloom.errors import Diverged, FedloomError
 from fedloom.experiments.resume import as_begun
 from fedloom.experiments.schema import Experiment, RunSpec
@@ -175,8 +175,8 @@ def _each(
 
 def _finished(run: RunSpec, folder: Path) -> RunResult:
     """A run that was over before everything was started again."""
-    seconds = read_json(folder / SUMMARY).get("seconds", 0.0)
-    return RunResult(run.label, run.seed, folder, read_records(folder / METRICS), seconds)
+    summary, records = left_behind(folder)
+    return RunResult(run.label, run.seed, folder, records, summary.get("seconds", 0.0))
 
 
 class _Watch:

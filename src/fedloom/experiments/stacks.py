@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,8 @@ from fedloom.accounting import LEDGER
 from fedloom.callbacks import Callback
 from fedloom.data.catalog import Shelf, options_of
 from fedloom.differences import difference
-from fedloom.documents import read_json, read_records, read_toml
-from fedloom.errors import Changed, Diverged, FedloomError
+from fedloom.documents import left_behind, read_toml
+from fedloom.errors import Changed, Damaged, Diverged, FedloomError
 from fedloom.experiments import build
 from fedloom.experiments.measures import Outcome
 from fedloom.experiments.runner import threads
@@ -24,7 +23,7 @@ from fedloom.experiments.study import StudyRun
 from fedloom.history import History
 from fedloom.preparation import client_work
 from fedloom.resumption import newest
-from fedloom.rundir import CHECKPOINTS, CONFIG, METRICS, SUMMARY, RunDirectory
+from fedloom.rundir import CHECKPOINTS, CONFIG, SUMMARY, RunDirectory
 from fedloom.simulation import simulate_trials
 
 MOST = 32
@@ -73,8 +72,8 @@ def stacks(runs: Iterable[P], most: int = MOST) -> list[list[P]]:
         groups.setdefault(stack_key(run.experiment), []).append(run)
     found: list[list[P]] = []
     for group in groups.values():
-        most = most if _stacks_well(group[0].experiment) else 1
-        size = -(-len(group) // -(-len(group) // most))  # even ones: a short stack takes nearly as long as a full one
+        largest = most if _stacks_well(group[0].experiment) else 1
+        size = -(-len(group) // -(-len(group) // largest))  # even: a short stack takes nearly as long as a full one
         found += [group[start : start + size] for start in range(0, len(group), size)]
     return sorted(found, key=lambda stack: stack[0].experiment.data.name)
 
@@ -113,33 +112,24 @@ def run_stack(
     trials: list[dict[str, Any]] = []
     for run in stack:
         if run.afresh and run.folder.exists():
+            if (run.folder / LEDGER).exists():
+                raise Damaged(
+                    f"{run.folder}: expected a new run, got one begun whose privacy is spent: choose another --out"
+                )
             shutil.rmtree(run.folder)
         run.folder.parent.mkdir(parents=True, exist_ok=True)
         callbacks = [] if run.watch is None else [run.watch]
         trials.append(_trial(run.experiment, shelf, data_folder) | {"callbacks": callbacks, "run_dir": run.folder})
-    with threads(stack[0].experiment.threads):
-        histories = _go_on(stack[0].experiment, trials, data_folder, progress)
+    try:
+        with threads(stack[0].experiment.threads):
+            histories = _simulate(stack[0].experiment, trials, data_folder, progress)
+    except Changed as error:  # there is no --allow here: a table must not mix what was made differently
+        anew = "" if (error.directory / LEDGER).exists() else "remove that folder to begin it again, "
+        raise Damaged(f"{error.directory}, {error.what}: put it back, {anew}or choose another --out") from None
     for run, history in zip(stack, histories, strict=True):
         if history.diverged is not None:
             _keep_diverged(run, history, history.diverged)
     return histories
-
-
-def _go_on(
-    experiment: Experiment, trials: Sequence[dict[str, Any]], data_folder: Path | None, progress: bool
-) -> list[History]:
-    """Run them from where they were.
-
-    One that was begun with other rows or versions begins again, unless it is private: what it spent is in its folder.
-    """
-    while True:
-        try:
-            return _simulate(experiment, trials, data_folder, progress)
-        except Changed as error:
-            if (error.directory / LEDGER).exists():
-                raise
-            warnings.warn(f"{error.directory}: begins again: {error}", stacklevel=2)
-            shutil.rmtree(error.directory)
 
 
 def seconds_per_round(run: StudyRun, shelf: Shelf, data_folder: Path | None) -> float:
@@ -213,7 +203,7 @@ def finished(experiment: Experiment, folder: Path) -> bool:
             raise FedloomError(
                 f"{folder}, {key}: expected {expected!r}, got a run with {got!r}: choose another --out, or remove it"
             )
-    elif folder.exists() and any(folder.iterdir()):
+    elif folder.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()):  # a killed one's lock
         raise FedloomError(f"{folder}: expected a run, got a folder without {CONFIG}: choose another --out")
     return (folder / SUMMARY).exists()
 
@@ -236,8 +226,11 @@ def adopt(runs: Iterable[StudyRun], out: Path, others: Iterable[Path]) -> int:
     for run in runs:
         source, folder = there.get(_same(run.experiment.to_mapping())), out / run.slug
         if source is not None and source.resolve() != folder.resolve():
-            shutil.rmtree(folder, ignore_errors=True)  # begun and not finished
-            shutil.copytree(source, folder)
+            aside = folder.with_name(f".{folder.name}.new")
+            for old in (aside, folder):  # left by a kill; begun and not finished
+                shutil.rmtree(old, ignore_errors=True)
+            shutil.copytree(source, aside)
+            aside.rename(folder)
             count += 1
     return count
 
@@ -254,8 +247,3 @@ def outcome(run: StudyRun, out: Path) -> Outcome:
     resolved = summary.get("resolved")
     device = str(resolved.get("device", "cpu")) if isinstance(resolved, dict) else "cpu"
     return Outcome(records, run.target, summary.get("diverged"), device)
-
-
-def left_behind(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A finished run's summary, and its rounds."""
-    return read_json(folder / SUMMARY), read_records(folder / METRICS)

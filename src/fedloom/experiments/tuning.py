@@ -16,6 +16,7 @@ import tomli_w
 from rich.console import Console
 
 from fedloom import lock
+from fedloom.documents import left_behind
 from fedloom.errors import FedloomError
 from fedloom.experiments.schema import Experiment
 from fedloom.experiments.selection import Rule
@@ -122,7 +123,7 @@ class Workshop:
         return tried
 
     def _finished(self, run: Run) -> Outcome | None:
-        from fedloom.experiments.stacks import finished, left_behind
+        from fedloom.experiments.stacks import finished
 
         if not finished(run.experiment, run.directory):
             return None
