@@ -19,6 +19,9 @@ from fedloom import tree
 _BLOCK = 2**14
 """Entries at a time: 128 KiB of float64, and fewer than torch splits among threads."""
 
+_WIDE = 2**15
+"""Entries at a time where each has a sum of its own, so that threads may share them: fewer blocks, fewer dispatches."""
+
 _SMALL = 2**17
 """Entries of a stack for which dispatching row after row would take longer than adding them up."""
 
@@ -79,9 +82,8 @@ def add(total: Tensor | None, rows: Tensor, coefficients: Tensor) -> Tensor:
         products = rows.double().unsqueeze(0) * coefficients.unsqueeze(2)
         return torch.cat([total.unsqueeze(1), products], 1).cumsum(1)[:, -1]
     columns = coefficients.T.unsqueeze(2)  # (K, Q, 1)
-    for start in range(0, rows.shape[1], _BLOCK):
-        part = total[:, start : start + _BLOCK]
-        for row, column in zip(rows[:, start : start + _BLOCK], columns, strict=True):
+    for part, block in zip(total.split(_WIDE, 1), rows.split(_WIDE, 1), strict=True):
+        for row, column in zip(block, columns, strict=True):
             part += row.double() * column
     return total
 
