@@ -170,6 +170,17 @@ def test_a_nan_client_leaves_no_trace(row: Row) -> None:
     assert bits(got[1]) == bits(expected[1])
 
 
+def test_a_row_is_admitted_while_its_entries_are_finite() -> None:
+    """Its norm may overflow float32; what stands beside it is looked at none the less."""
+    params = {name: leaf.float() for name, leaf in model().items()}
+    sent = cohort(0, 1, 2, updates={name: part.float() for name, part in rows(0, 1, 2).items()})
+    large = poisoned(sent, 1, 3e38)
+    _, _, report = FEDAVG.apply(params, FEDAVG.init(params, 6), large)
+    assert report["refused"] == 0
+    _, _, report = FEDAVG.apply(params, FEDAVG.init(params, 6), poisoned(large, 2, NAN))
+    assert report.clients.admitted.tolist() == [True, True, False]
+
+
 def test_of_two_rows_the_first_is_kept() -> None:
     sent = cohort(2, 1, 2, updates=rows(2, 1, 4))
     assert_as_if_absent(FEDAVG, sent, cohort(2, 1))

@@ -144,8 +144,8 @@ def _nonfinite(cohort: Cohort) -> list[str | None]:
     """Per row, the first leaf of what the client sent that holds a NaN or an infinity."""
     found: list[str | None] = [None] * cohort.size
     for leaf, rows in _sent(cohort).items():
-        if not rows.is_floating_point() or bool(torch.linalg.vector_norm(rows, dtype=torch.float64).isfinite()):
-            continue  # the usual case in one pass: no entry can be anything but finite
+        if not rows.is_floating_point() or bool(torch.linalg.vector_norm(rows).isfinite()):
+            continue  # the usual case in one pass; a norm that only overflows is looked at again
         mask = tree.matrix(torch.isfinite(rows)).all(1)
         if not bool(mask.all()):
             for index in torch.nonzero(~mask).flatten().tolist():
