@@ -75,6 +75,21 @@ def test_response_normalisation_is_tensorflows() -> None:
         torch.testing.assert_close(made[:, channel], x[:, channel] / (1 + 0.001 / 9 * near) ** 0.75)
 
 
+def test_relu_after_pooling_has_the_gradients_of_relu_before_it() -> None:
+    """To the bit, also where a window holds nothing positive or the same value twice."""
+    model = models.MnistCNN(init="torch")
+    x = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    x[..., :9] = 0.0
+    leaves = list(model.parameters())
+    y = F.max_pool2d(F.relu(model.conv1(x)), 2)
+    y = F.max_pool2d(F.relu(model.conv2(y)), 2)
+    papers = model.out(F.relu(model.hidden(y.flatten(1))))
+    assert torch.equal(model(x), papers)
+    expected = torch.autograd.grad(papers.square().sum(), leaves)
+    got = torch.autograd.grad(model(x).square().sum(), leaves)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
 def test_where_the_cifar_models_normalise_and_how_they_pool() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 12, 12)

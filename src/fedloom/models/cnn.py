@@ -1,4 +1,7 @@
-"""Convolutional models for small images."""
+"""Convolutional models for small images.
+
+ReLU comes after max-pooling: the two commute, gradients included, and there it has a quarter of the work.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class EmnistCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.conv1(gray_images("EmnistCNN", x, 28)))
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))
         x = F.relu(self.hidden(self.dropout1(x).flatten(1)))
         logits: Tensor = self.out(self.dropout2(x))
         return logits
@@ -72,8 +75,8 @@ class MnistCNN(nn.Module):
         _draw("MnistCNN", self, init)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.conv1(gray_images("MnistCNN", x, 28))), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(F.max_pool2d(self.conv1(gray_images("MnistCNN", x, 28)), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))
         logits: Tensor = self.out(F.relu(self.hidden(x.flatten(1))))
         return logits
 
@@ -123,8 +126,8 @@ class Cifar10CNN(nn.Module):
             initial.kernels_(self, nn.init.xavier_uniform_)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.conv1(color_images("Cifar10CNN", x, self.size)))
-        x = F.relu(self.conv2(self.norm1(self._pool(x))))
+        x = F.relu(self._pool(self.conv1(color_images("Cifar10CNN", x, self.size))))
+        x = F.relu(self.conv2(self.norm1(x)))
         x = self._pool(self.norm2(x))
         x = F.relu(self.hidden2(F.relu(self.hidden1(x.flatten(1)))))
         logits: Tensor = self.out(x)
