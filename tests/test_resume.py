@@ -278,7 +278,9 @@ def test_a_second_process_is_told_of_the_first(command: str, stopped: Path, hold
     given = {"run": "quickstart", "reproduce": "fedadp-table1", "tune": "my.toml"}
     arguments = [command, *([given[command], "--out"] if command in given else []), str(stopped)]
     script = "import sys; from fedloom import cli\n"
-    script += f"try: cli.main({arguments!r})\nfinally: print(*{{'torch', 'fedloom.experiments.schema'}} & set(sys.modules))"
+    script += (
+        f"try: cli.main({arguments!r})\nfinally: print(*{{'torch', 'fedloom.experiments.schema'}} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "\n")  # it waited for nothing
     assert f"got one of process {holder.pid} on " in done.stderr and done.stderr.count("\n") == 1
