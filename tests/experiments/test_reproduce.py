@@ -411,10 +411,12 @@ def test_other_settings_in_the_same_folder_are_refused(file: Path, tmp_path: Pat
     out = tmp_path / "out"
     ran(read_study(file, scale="smoke"), out, file)
     ran(read_study(file), out, file)  # more seeds: those that are there stay
+    before = (out / "config.toml").read_text()
     with pytest.raises(FedloomError, match=r"seed0, rounds: expected 2, got a run with 3: choose another --out"):
         ran(read_study(file, ["experiment.rounds=2"]), out, file)
     with pytest.raises(FedloomError, match=r"algorithms.0.client_lr: expected 0.1, got a run with 0.5"):
         ran(read_study(file, ["algorithm.client_lr=0.1"]), out, file)
+    assert (out / "config.toml").read_text() == before
     with pytest.raises(FedloomError, match="expected a new folder or one of 'tiny', got one with 'out' in it"):
         ran(read_study(file), tmp_path, file)
     with pytest.raises(FedloomError, match="got that of 'tiny'"):

@@ -282,8 +282,10 @@ def test_started_again_it_runs_what_is_not_finished(tmp_path: Path) -> None:
 
 def test_other_settings_and_other_folders_are_refused(tmp_path: Path) -> None:
     tuned(tmp_path / "out")
+    before = (tmp_path / "out" / "tune.toml").read_text()
     with pytest.raises(fl.FedloomError, match="rounds: expected 7, got a run with 6: choose another --out"):
         tuned(tmp_path / "out", "rounds=7")
+    assert (tmp_path / "out" / "tune.toml").read_text() == before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     with pytest.raises(fl.FedloomError, match=r"got one with 'thesis.tex' in it"):

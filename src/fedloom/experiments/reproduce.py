@@ -56,8 +56,7 @@ def reproduce(
     if study.facts is not None:
         return _tell_facts(study, numbers, out, data_folder, console)
     wanted = runs(study)
-    lock.check(out)
-    _claim_folder(study, out)
+    _check_folder(study, out)
     _introduce(study, wanted, console)
     began = time.perf_counter()
     with lock.alone(out):
@@ -80,8 +79,8 @@ def reproduce(
 # Before it starts -----------------------------------------------------------------------------------------------------
 
 
-def _claim_folder(study: Study, out: Path) -> None:
-    """The folder is new, or holds runs of the same study; its settings are written before anything heavy."""
+def _check_folder(study: Study, out: Path) -> None:
+    """An error unless the folder is new, or holds runs of the same study."""
     if out.exists() and not out.is_dir():
         raise FedloomError(f"{out}: expected a folder for the study's runs, got a file: choose another --out")
     held = {entry.name for entry in out.iterdir() if not entry.name.startswith(".")} if out.exists() else set()
@@ -90,8 +89,6 @@ def _claim_folder(study: Study, out: Path) -> None:
         if there.get("id") != study.id:
             got = f"that of {there['id']!r}" if "id" in there else f"one with {min(held)!r} in it"
             raise FedloomError(f"{out}: expected a new folder or one of {study.id!r}, got {got}: choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / CONFIG, study.to_toml())
 
 
 def _introduce(study: Study, wanted: Sequence[StudyRun], console: Console) -> None:
@@ -177,6 +174,7 @@ def _run(
     for device in {run.experiment.device for run in wanted}:
         build.check_device(device)
     missing = [run for run in wanted if not finished(run.experiment, out / run.slug)]
+    write_whole(out / CONFIG, study.to_toml())  # not before what is there was found to have the same settings
     if taken := adopt(missing, out, reuse):
         _say(console)(f"{taken:,} runs taken from {', '.join(str(folder) for folder in reuse)}")
         missing = [run for run in missing if not finished(run.experiment, out / run.slug)]
@@ -336,8 +334,10 @@ def _tell_facts(
     from fedloom.report.facts_table import facts_table, same, why_not
     from fedloom.report.study_table import print_table
 
-    _claim_folder(study, out)
+    _check_folder(study, out)
     _introduce(study, [], console)
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / CONFIG, study.to_toml())
     began = time.perf_counter()
     shelf = Shelf()
     found = facts(study, data_folder, shelf)
