@@ -292,6 +292,14 @@ def test_other_settings_and_other_folders_are_refused(tmp_path: Path) -> None:
         tuned(tmp_path / "mine")
 
 
+def test_a_start_that_was_killed_and_a_file_manager_are_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / ".tune.toml.123.new").touch()
+    (tmp_path / ".DS_Store").touch()
+    best, _, _ = tuned(tmp_path, "rounds=1")
+    assert best["FedAvg"] is not None
+    assert sorted(path.name for path in tmp_path.glob(".*")) == [".DS_Store"]
+
+
 def test_clients_that_work_differently_do_not_share_a_program(tmp_path: Path) -> None:
     _, _, printed = tuned(tmp_path / "out", "tune.grid.algorithm.client_optimizer=['sgd','momentum']")
     assert printed.count("4 runs as one program") == 2

@@ -93,6 +93,7 @@ class Workshop:
         if self.out.exists() and not self.out.is_dir():
             raise FedloomError(f"{self.out}: expected a directory for the tuning, got a file: choose another")
         held = {entry.name for entry in self.out.iterdir()} if self.out.exists() else set()
+        held = {name for name in held if not name.startswith(".")}  # what a killed start left, or a file manager
         if held and FILE not in held:
             raise FedloomError(
                 f"{self.out}: expected a directory of its own, got one with {min(held)!r} in it: choose another"
