@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import NoReturn
 
-import typer
-
 from fedloom.errors import Damaged, Diverged, FedloomError
+from fedloom.interruption import heard
 from fedloom.launched import by_torchrun
 
 MISTAKE, DAMAGED, DIVERGED, INTERRUPTED = 2, 3, 4, 130
@@ -26,7 +26,7 @@ def answered() -> Iterator[None]:
         fail(str(error), DAMAGED)
     except FedloomError as error:
         fail(str(error), MISTAKE)
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
     except MemoryError as error:
         fail(f"memory: expected enough of it, got none left: {error or 'ask for less'}", MISTAKE)
@@ -43,15 +43,22 @@ def answered() -> Iterator[None]:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGINT and SIGTERM end the command with what the interrupted says of itself, and the exit code for it."""
-    from fedloom.interruption import heard
+def interruptible(out: Path, goes_on: str) -> Iterator[None]:
+    """SIGINT and SIGTERM end the command with what the interrupted says of itself, and the exit code for it.
 
+    What says nothing, such as a picture that is being drawn, is told by what `out` holds, and by how that `goes_on`.
+    """
     try:
         with nullcontext() if by_torchrun() else heard():  # torchrun has signals of its own
             yield
     except KeyboardInterrupt as stop:
-        fail(str(stop) or "interrupted before the first round", INTERRUPTED)
+        fail(str(stop) or f"interrupted{_kept(out, goes_on) or ' before the first round'}", INTERRUPTED)
+
+
+def _kept(out: Path, goes_on: str) -> str:
+    from fedloom.rundir import METRICS
+
+    return f"; what ran is kept in {out}: {goes_on}" if any(out.rglob(METRICS)) else ""
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -131,7 +131,7 @@ def resume(
 
 
 def _run(wanted: Experiment, out: Path, data: Path | None, quiet: bool, **going_on: Any) -> None:
-    with interruptible():
+    with interruptible(out, "fedloom resume goes on"):
         from fedloom.experiments.runner import run_experiment
 
         run_experiment(wanted, out, data, quiet, **going_on)
@@ -205,7 +205,7 @@ def _reproduce(
         existing_folder("--reuse", other)
     if by_torchrun():
         raise FedloomError("reproduce: expected a single process, got a rank of several: start it without torchrun")
-    with interruptible():
+    with interruptible(folder, "the same command goes on"):
         from fedloom.experiments.reproduce import reproduce as run_study
 
         run_study(wanted, folder, file, data, quiet, reuse=reuse)
@@ -244,7 +244,7 @@ def tune(
     if by_torchrun():
         raise FedloomError("tune: expected one process, got several by torchrun: start it without")
     folder = _free(f"{wanted.experiment_table['name']}-tune") if out is None else out
-    with interruptible():
+    with interruptible(folder, f"the same command with --out {folder} goes on"):
         from fedloom.experiments.tuning import tune as try_all
 
         try_all(wanted, folder, data, quiet)

@@ -27,7 +27,7 @@ from fedloom.experiments.runner import rounds_bar
 from fedloom.experiments.study import Study, StudyRun, cells, runs
 from fedloom.experiments.study_report import beside_published, claims_report, command, head, origin, report
 from fedloom.experiments.study_sections import FULL, Chosen, picked
-from fedloom.rundir import CONFIG, write_json, write_whole
+from fedloom.rundir import CONFIG, SUMMARY, write_json, write_whole
 
 if TYPE_CHECKING:
     from fedloom.data.catalog import Shelf
@@ -223,6 +223,7 @@ def _run(
                     words = f"{done:,} of {len(wanted):,} runs after {duration(now - began)}, {duration(to_go)} to go"
                     _say(console)(words)
     except KeyboardInterrupt:
+        done = sum((out / run.slug / SUMMARY).exists() for run in wanted)  # of the last stack some may be over
         raise KeyboardInterrupt(
             f"interrupted with {done} of {len(wanted)} runs finished, kept in {out}: the same command goes on"
         ) from None

@@ -179,13 +179,8 @@ def tune(
 
         require_optuna()
     rule = Rule.of(file.tune, workshop.measured(next(algorithms[0].points()).experiment))
-    try:
-        with lock.alone(out):
-            tried = _try(file, algorithms, rule, workshop)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"interrupted; the same command with --out {out} goes on with what is not finished"
-        ) from None
+    with lock.alone(out):
+        tried = _try(file, algorithms, rule, workshop)
     best = {algorithm.label: _best(tried[algorithm.label], rule) for algorithm in algorithms}
     outcome = tune_report.Findings(file, algorithms, tried, best, rule)
     tune_report.show(outcome, out, console)
