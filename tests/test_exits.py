@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import fedloom
 from fedloom import cli, doctor
 from fedloom.experiments import reproduce, runner, tune_report
 
@@ -97,3 +101,40 @@ def test_an_interrupt_of_a_command_that_keeps_nothing_is_one_line(
 ) -> None:
     monkeypatch.setattr(doctor, "examine", interrupt)
     assert ended(capsys, "doctor") == (130, "fedloom: interrupted\n")
+
+
+# From the first import to the end -------------------------------------------------------------------------------------
+
+STARTING = """
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            exec("signal.raise_signal(signal.SIGINT)")  # as in the making of a dataclass
+sys.meta_path.insert(0, Interrupts())
+"""
+ENDING = "atexit.register(lambda: signal.raise_signal(signal.{name}))"
+
+
+def program(folder: Path, first: str, *arguments: str) -> tuple[int, str]:
+    """The exit code and the stderr of a process in which `first` is done before the program begins."""
+    (folder / "sitecustomize.py").write_text(f"import atexit, signal, sys\n{first}")
+    search = os.pathsep.join([str(folder), str(Path(fedloom.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-m", "fedloom", *arguments],
+        env=os.environ | {"PYTHONPATH": search},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return done.returncode, done.stderr
+
+
+def test_an_interrupt_while_the_program_is_imported_is_one_line(tmp_path: Path) -> None:
+    assert program(tmp_path, STARTING, "list") == (130, "fedloom: interrupted\n")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_after_the_last_line_does_not_change_the_exit_code(name: str, tmp_path: Path) -> None:
+    code, said = program(tmp_path, ENDING.format(name=name), "runn")
+    assert code == 2 and said.count("\n") == 1

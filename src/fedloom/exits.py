@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedloom.errors import Damaged, Diverged, FedloomError
-from fedloom.interruption import heard
+from fedloom.interruption import SIGNALS, heard
 from fedloom.launched import by_torchrun
 
 MISTAKE, DAMAGED, DIVERGED, INTERRUPTED = 2, 3, 4, 130
@@ -64,3 +65,10 @@ def _kept(out: Path, goes_on: str) -> str:
 def fail(message: str, code: int) -> NoReturn:
     print(f"fedloom: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
+
+
+def unheard() -> None:
+    """From here on the process does nothing but end: a signal would only change its exit code."""
+    for number in () if by_torchrun() else SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    eval("None")  # an interrupt that left an exec() is remembered until the next: Python would end itself by SIGINT
