@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 import fedloom
@@ -101,6 +104,26 @@ def test_an_interrupt_of_a_command_that_keeps_nothing_is_one_line(
 ) -> None:
     monkeypatch.setattr(doctor, "examine", interrupt)
     assert ended(capsys, "doctor") == (130, "fedloom: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "goes_on"),
+    [
+        ("run", "fedloom resume goes on"),
+        ("reproduce", "the same command goes on"),
+        ("tune", "the same command with --out out goes on"),
+    ],
+)
+def test_a_full_disk_is_told_with_what_it_refused_and_what_to_do(command: str, goes_on: str, tmp_path: Path) -> None:
+    """No file may grow beyond 2 KiB, which the first state would."""
+    (tmp_path / "tiny.toml").write_text(FILES[command])
+    full = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (2048, resource.RLIM_INFINITY))
+    process = forked.program(tmp_path, command, "tiny.toml", "--out", "out", "--quiet", first=full)
+    process.join(60)
+    said = (tmp_path / "said").read_text()
+    assert process.exitcode == 2
+    assert re.match(r"fedloom: out(/.*)?/checkpoints/round-000001: File too large; ", said)
+    assert said.endswith(f"kept in out: put that right, then {goes_on}\n") and said.count("\n") == 1
 
 
 # From the first import to the end -------------------------------------------------------------------------------------

@@ -32,8 +32,7 @@ def answered() -> Iterator[None]:
     except MemoryError as error:
         fail(f"memory: expected enough of it, got none left: {error or 'ask for less'}", MISTAKE)
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        fail(f"{where}{error.strerror or error}", MISTAKE)
+        fail(_refused(error), MISTAKE)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
@@ -47,13 +46,22 @@ def answered() -> Iterator[None]:
 def interruptible(out: Path, goes_on: str) -> Iterator[None]:
     """SIGINT and SIGTERM end the command with what the interrupted says of itself, and the exit code for it.
 
-    What says nothing, such as a picture that is being drawn, is told by what `out` holds, and by how that `goes_on`.
+    What says nothing, such as a picture that is being drawn, is told by what `out` holds, and by how that `goes_on`;
+    so is a disk that refuses, such as a full one.
     """
     try:
         with nullcontext() if by_torchrun() else heard():  # torchrun has signals of its own
             yield
     except KeyboardInterrupt as stop:
         fail(str(stop) or f"interrupted{_kept(out, goes_on) or ' before the first round'}", INTERRUPTED)
+    except OSError as error:
+        kept = _kept(out, f"put that right, then {goes_on}")
+        fail(f"{_refused(error)}{kept}", MISTAKE)
+
+
+def _refused(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
 
 
 def _kept(out: Path, goes_on: str) -> str:
