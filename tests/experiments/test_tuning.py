@@ -259,9 +259,14 @@ def test_a_setting_that_diverges_is_shown_and_never_chosen(tmp_path: Path) -> No
     assert again == numbers and "4 of 4 runs are finished already" in printed and "as one program" not in printed
 
 
-def test_nothing_but_divergence_is_an_error_after_all_was_written(tmp_path: Path) -> None:
-    with pytest.raises(fl.FedloomError, match="every setting of FedAvg diverged"):
-        tuned(tmp_path / "out", "tune.grid.algorithm.client_lr=[1e38]", "tune.grid.algorithm.server_lr=[1.0]")
+def test_nothing_but_divergence_is_exit_code_4_after_all_was_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "small.toml").write_text(TEXT.replace("[0.001, 0.1]", "[1e38]").replace("[0.1, 1.0]", "[1.0]"))
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["tune", str(tmp_path / "small.toml"), "--out", str(tmp_path / "out"), "--quiet"])
+    said = capsys.readouterr().err
+    assert (stop.value.code, said) == (4, "fedloom: tune: every setting of FedAvg diverged: try lower rates\n")
     assert (tmp_path / "out" / "tune.json").exists() and not (tmp_path / "out" / "best.toml").exists()
 
 
