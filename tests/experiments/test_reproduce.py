@@ -18,7 +18,7 @@ from rich.text import Text
 from fedloom import cli, resumption
 from fedloom.data.catalog import Shelf
 from fedloom.errors import Changed, FedloomError
-from fedloom.experiments import build, reproduce, stacks
+from fedloom.experiments import build, registry, reproduce, stacks
 from fedloom.experiments.study import Study, StudyRun, read_study, runs
 from fedloom.experiments.study_report import command
 from fedloom.report.study_table import print_table
@@ -205,7 +205,7 @@ def test_a_study_is_run_printed_and_left_behind(file: Path, tmp_path: Path) -> N
         "versions",
     } <= set(stored)
     assert (stored["id"], stored["scale"], stored["device"], stored["runs"]) == ("tiny", "full", "cpu", 8)
-    assert stored["command"] == "fedloom reproduce tiny --scale full" and stored["seconds"] > 0
+    assert stored["command"] == f"fedloom reproduce {file} --scale full" and stored["seconds"] > 0
     assert len(stored["measured"]) == 8 and [each["matched"] for each in stored["published"]] == [True, False]
     assert report["measured"] == stored["measured"]
     assert (out / "figure.png").stat().st_size > 10_000
@@ -571,12 +571,19 @@ def test_the_commands(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             cli.main([*arguments, "--quiet"])
         assert stop.value.code == 0
     assert capsys.readouterr().out == ""
-    assert Path("runs/tiny-smoke/results.json").exists() and Path("runs/tiny-full/results.json").exists()
+    stored = {scale: json.loads(Path(f"runs/tiny-{scale}/results.json").read_text()) for scale in ("smoke", "full")}
+    assert stored["smoke"]["command"] == "fedloom reproduce tiny.toml --scale smoke"
+    assert stored["full"]["command"] == "fedloom reproduce tiny.toml --scale full --set 'experiment.seeds=[0]'"
     with pytest.raises(SystemExit) as stop:
         cli.main(["reproduce", "tiny.toml", "--scale", "tiny"])
     assert stop.value.code == 2 and "scale: expected one of full, smoke; got 'tiny'" in capsys.readouterr().err
     again = read_study(Path("runs/tiny-full/config.toml"))
     assert again.overrides == {"seeds": [0]} and command(again).endswith("'experiment.seeds=[0]'")
+
+
+def test_a_study_of_the_package_is_repeated_by_its_id() -> None:
+    file = registry.find_study("fedadp-table1")
+    assert command(read_study(file), file) == "fedloom reproduce fedadp-table1 --scale full"
 
 
 COUNTS = """

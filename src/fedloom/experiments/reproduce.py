@@ -54,13 +54,13 @@ def reproduce(
     console = Console(quiet=True) if quiet else console or Console()
     numbers = published(study, file)  # its mistakes are told before hours of training
     if study.facts is not None:
-        return _tell_facts(study, numbers, out, data_folder, console)
+        return _tell_facts(study, numbers, out, data_folder, console, command(study, file))
     wanted = runs(study)
     _check_folder(study, out)
     _introduce(study, wanted, console)
-    began = time.perf_counter()
+    began, line = time.perf_counter(), command(study, file)
     with lock.alone(out):
-        _run(study, wanted, out, data_folder, console, reuse)
+        _run(study, wanted, out, data_folder, console, reuse, line)
     from fedloom.experiments.stacks import outcome
 
     outcomes = [(run, outcome(run, out)) for run in wanted]
@@ -69,7 +69,7 @@ def reproduce(
     beside = match(found, numbers)
     _print(study, found, beside, verdicts, console)
     _draw(study, outcomes, found, beside, out, console)
-    told = report(study, found, beside, verdicts, outcomes)
+    told = report(study, found, beside, verdicts, outcomes, line)
     told |= {"seconds": time.perf_counter() - began} | _made(out)  # where and when it was trained, not where it is told
     write_json(out / RESULTS, told)
     console.print(f"results: {out / RESULTS}", highlight=False, markup=False, soft_wrap=True)
@@ -165,6 +165,7 @@ def _run(
     data_folder: Path | None,
     console: Console,
     reuse: Sequence[Path],
+    line: str,
 ) -> None:
     """All runs that are not finished, stack by stack; an interrupt says how far it came."""
     from fedloom.data.catalog import Shelf
@@ -210,9 +211,9 @@ def _run(
                 try:
                     train(stack, out, shelf, data_folder, watch)
                 except KeyboardInterrupt:
-                    _remember(study, out, started, stack)
+                    _remember(line, out, started, stack)
                     raise
-                _remember(study, out, started, stack)
+                _remember(line, out, started, stack)
                 done += len(stack)
                 through += sum(left[run.slug] for run in stack)
                 bar.update(task, completed=through)
@@ -270,10 +271,10 @@ def _made(out: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
-def _remember(study: Study, out: Path, started: float, stack: Sequence[StudyRun]) -> None:
+def _remember(line: str, out: Path, started: float, stack: Sequence[StudyRun]) -> None:
     seconds = _made(out).get("seconds", 0.0) + time.perf_counter() - started
     device = stack[0].experiment.device or "cpu"
-    write_json(out / MADE, {"command": command(study), **origin(device), "seconds": seconds})
+    write_json(out / MADE, {"command": line, **origin(device), "seconds": seconds})
 
 
 # What came of it ------------------------------------------------------------------------------------------------------
@@ -328,7 +329,7 @@ def _draw(
 
 
 def _tell_facts(
-    study: Study, numbers: Sequence[Published], out: Path, data_folder: Path | None, console: Console
+    study: Study, numbers: Sequence[Published], out: Path, data_folder: Path | None, console: Console, line: str
 ) -> dict[str, Any]:
     from fedloom.data.catalog import Shelf
     from fedloom.experiments.facts import as_results, facts
@@ -353,7 +354,7 @@ def _tell_facts(
     if study.facts == "partition":
         _draw_partitions(study, out, data_folder, shelf, console)
     told = {
-        **head(study, "cpu"),
+        **head(study, "cpu", line),
         "measured": [{"cell": fact.cell, "value": fact.value, "why": fact.why} for fact in found],
         "published": [
             {
