@@ -179,8 +179,7 @@ STUDIES = [
 def test_a_study_file(top: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "small.toml"
     file.write_text(STUDY.format(top=top))
-    said = refusal(capsys, "reproduce", str(file), "--out", str(tmp_path / "out"))
-    assert says in said or "expected a study" in said  # what cannot be read at all cannot be told to be a study
+    assert says in refusal(capsys, "reproduce", str(file), "--out", str(tmp_path / "out"))
 
 
 def test_a_file_of_megabytes_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

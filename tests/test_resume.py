@@ -273,15 +273,16 @@ def holder(stopped: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-@pytest.mark.parametrize("command", ["run", "resume"])
-def test_a_second_process_is_told_of_the_first(
-    command: str, stopped: Path, whole: Path, holder: subprocess.Popen[str]
-) -> None:
-    given = [str(whole.parent / "tiny.toml"), "--out", str(stopped)] if command == "run" else [str(stopped)]
+@pytest.mark.parametrize("command", ["run", "resume", "reproduce", "tune"])
+def test_a_second_process_is_told_of_the_first(command: str, stopped: Path, holder: subprocess.Popen[str]) -> None:
+    given = {"run": "quickstart", "reproduce": "fedadp-table1", "tune": "my.toml"}
+    arguments = [command, *([given[command], "--out"] if command in given else []), str(stopped)]
     script = "import sys; from fedloom import cli\n"
-    script += f"try: cli.main({[command, *given]!r})\nfinally: print('torch' in sys.modules)"
+    script += (
+        f"try: cli.main({arguments!r})\nfinally: print(*{{'torch', 'fedloom.experiments.schema'}} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "False\n")  # it did not wait for torch
+    assert (done.returncode, done.stdout) == (2, "\n")  # it waited for nothing
     assert f"got one of process {holder.pid} on " in done.stderr and done.stderr.count("\n") == 1
 
 

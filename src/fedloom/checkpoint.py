@@ -111,10 +111,11 @@ def save(folder: Path, value: Any, notes: Mapping[str, Any] | None = None) -> No
     fresh = durable.aside(folder, "new")
     fresh.mkdir()
     try:
-        durable.write(fresh / TENSORS, content)
-        durable.write(fresh / SKELETON, _strict({"format": FORMAT, "sha256": _digest(_strict(told)), **told}))
-        durable.flush(fresh)
-        fresh.rename(folder)
+        with durable.named(folder):
+            durable.write(fresh / TENSORS, content)
+            durable.write(fresh / SKELETON, _strict({"format": FORMAT, "sha256": _digest(_strict(told)), **told}))
+            durable.flush(fresh)
+            fresh.rename(folder)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise

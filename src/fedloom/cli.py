@@ -12,7 +12,7 @@ import typer
 from fedloom import __version__
 from fedloom.data import commands as data_commands
 from fedloom.errors import FedloomError, choose, existing_folder
-from fedloom.exits import answered
+from fedloom.exits import INTERRUPTED, answered
 from fedloom.experiments import commands
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
@@ -172,7 +172,12 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     with answered():
         if arguments and not arguments[0].startswith("-") and arguments[0] not in command.commands:
             raise choose("command", arguments[0], command.commands)
-        code = command.main(arguments, prog_name="fedloom", standalone_mode=False)
+        try:
+            code = command.main(arguments, prog_name="fedloom", standalone_mode=False)
+        except typer.Abort:
+            code = INTERRUPTED
+        if code == INTERRUPTED:  # what typer makes of an interrupt
+            raise KeyboardInterrupt
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _LEFT = re.compile(r"\..+\.\d+\.(new|old)")
@@ -20,8 +22,9 @@ def write(path: Path, content: bytes) -> None:
     """Write a file, down to the disk."""
     handle = _open(path, os.O_TRUNC)
     try:
-        _put(handle, content)
-        os.fsync(handle)
+        with named(path):
+            _put(handle, content)
+            os.fsync(handle)
     finally:
         os.close(handle)
 
@@ -30,7 +33,8 @@ def append(path: Path, content: bytes) -> None:
     """Add to the end of a file, which `flush` may bring to the disk later."""
     handle = _open(path, os.O_APPEND)
     try:
-        _put(handle, content)
+        with named(path):
+            _put(handle, content)
     finally:
         os.close(handle)
 
@@ -45,12 +49,23 @@ def _put(handle: int, content: bytes) -> None:
         rest = rest[os.write(handle, rest) :]
 
 
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """An error says which file it is about: of a full disk the system says only that it is full."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that a reader, or a power cut, sees the old one or the new one and nothing between."""
     fresh = aside(path, "new")
     try:
-        write(fresh, text.encode())
-        fresh.replace(path)
+        with named(path):
+            write(fresh, text.encode())
+            fresh.replace(path)
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise

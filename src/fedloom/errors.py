@@ -24,6 +24,13 @@ class Diverged(FedloomError):
         self.leaf = leaf
 
 
+class AllDiverged(Diverged):
+    """Whatever was tried diverged, each in a round of its own."""
+
+    def __init__(self, message: str) -> None:
+        FedloomError.__init__(self, message)
+
+
 class Damaged(FedloomError):
     """A run directory that cannot be read as one: a file of it is broken, or it is somebody else's."""
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import NoReturn
 
-import typer
-
 from fedloom.errors import Damaged, Diverged, FedloomError
+from fedloom.interruption import SIGNALS, heard
 from fedloom.launched import by_torchrun
 
 MISTAKE, DAMAGED, DIVERGED, INTERRUPTED = 2, 3, 4, 130
@@ -26,13 +27,12 @@ def answered() -> Iterator[None]:
         fail(str(error), DAMAGED)
     except FedloomError as error:
         fail(str(error), MISTAKE)
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
     except MemoryError as error:
         fail(f"memory: expected enough of it, got none left: {error or 'ask for less'}", MISTAKE)
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        fail(f"{where}{error.strerror or error}", MISTAKE)
+        fail(_refused(error), MISTAKE)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
@@ -43,17 +43,40 @@ def answered() -> Iterator[None]:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGINT and SIGTERM end the command with what the interrupted says of itself, and the exit code for it."""
-    from fedloom.interruption import heard
+def interruptible(out: Path, goes_on: str) -> Iterator[None]:
+    """SIGINT and SIGTERM end the command with what the interrupted says of itself, and the exit code for it.
 
+    What says nothing, such as a picture that is being drawn, is told by what `out` holds, and by how that `goes_on`;
+    so is a disk that refuses, such as a full one.
+    """
     try:
         with nullcontext() if by_torchrun() else heard():  # torchrun has signals of its own
             yield
     except KeyboardInterrupt as stop:
-        fail(str(stop) or "interrupted before the first round", INTERRUPTED)
+        fail(str(stop) or f"interrupted{_kept(out, goes_on) or ' before the first round'}", INTERRUPTED)
+    except OSError as error:
+        kept = _kept(out, f"put that right, then {goes_on}")
+        fail(f"{_refused(error)}{kept}", MISTAKE)
+
+
+def _refused(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
+
+
+def _kept(out: Path, goes_on: str) -> str:
+    from fedloom.rundir import METRICS
+
+    return f"; what ran is kept in {out}: {goes_on}" if any(out.rglob(METRICS)) else ""
 
 
 def fail(message: str, code: int) -> NoReturn:
     print(f"fedloom: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
+
+
+def unheard() -> None:
+    """From here on the process does nothing but end: a signal would only change its exit code."""
+    for number in () if by_torchrun() else SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    eval("None")  # an interrupt that left an exec() is remembered until the next: Python would end itself by SIGINT

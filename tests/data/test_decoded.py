@@ -63,7 +63,8 @@ def test_another_file_is_decoded_again(folder: Path) -> None:
     path = folder / "data" / "MNIST" / "raw" / "train-labels-idx1-ubyte.gz"
     small.put(path, small.idx(np.arange(40, dtype=np.uint8)[::-1] % 10))
     assert load("mnist", verify=False).fingerprint() != before
-    with pytest.raises(FedloomError, match=f"{path}: expected md5 .*, got .*: fetch it again, or pass verify=False"):
+    advice = r"remove it and fetch it again; fl\.load\(\.\.\., verify=False\) takes it as it is"
+    with pytest.raises(FedloomError, match=f"{path}: expected md5 .*, got .*: {advice}"):
         load("mnist")
 
 
@@ -134,7 +135,7 @@ def test_an_unpacked_copy_has_no_known_checksum(tmp_path: Path) -> None:
 
 def test_a_pattern_has_one_checksum(tmp_path: Path) -> None:
     small.put(tmp_path / "Shakespeare" / "moby" / "play.txt", small.PLAY.encode())
-    with pytest.raises(FedloomError, match=r"moby: expected sha256 38a758ea.*, got .*: fetch it again"):
+    with pytest.raises(FedloomError, match=r"moby: expected sha256 38a758ea.*, got .*: remove it and fetch it again"):
         load("shakespeare", folder=tmp_path)
 
 

@@ -20,7 +20,7 @@ from rich.text import Text
 from fedloom import cli, resumption
 from fedloom.data.catalog import Shelf
 from fedloom.errors import Damaged, FedloomError
-from fedloom.experiments import build, reproduce, stacks
+from fedloom.experiments import build, registry, reproduce, stacks
 from fedloom.experiments.model_sections import ModelSection
 from fedloom.experiments.study import Study, StudyRun, read_study, runs
 from fedloom.experiments.study_report import command
@@ -208,7 +208,7 @@ def test_a_study_is_run_printed_and_left_behind(file: Path, tmp_path: Path) -> N
         "versions",
     } <= set(stored)
     assert (stored["id"], stored["scale"], stored["device"], stored["runs"]) == ("tiny", "full", "cpu", 8)
-    assert stored["command"] == "fedloom reproduce tiny --scale full" and stored["seconds"] > 0
+    assert stored["command"] == f"fedloom reproduce {file} --scale full" and stored["seconds"] > 0
     assert len(stored["measured"]) == 8 and [each["matched"] for each in stored["published"]] == [True, False]
     assert report["measured"] == stored["measured"]
     assert (out / "figure.png").stat().st_size > 10_000
@@ -446,10 +446,12 @@ def test_other_settings_in_the_same_folder_are_refused(file: Path, tmp_path: Pat
     out = tmp_path / "out"
     ran(read_study(file, scale="smoke"), out, file)
     ran(read_study(file), out, file)  # more seeds: those that are there stay
+    before = (out / "config.toml").read_text()
     with pytest.raises(FedloomError, match=r"seed0, rounds: expected 2, got a run with 3: choose another --out"):
         ran(read_study(file, ["experiment.rounds=2"]), out, file)
     with pytest.raises(FedloomError, match=r"algorithms.0.client_lr: expected 0.1, got a run with 0.5"):
         ran(read_study(file, ["algorithm.client_lr=0.1"]), out, file)
+    assert (out / "config.toml").read_text() == before
     with pytest.raises(FedloomError, match="expected a new folder or one of 'tiny', got one with 'out' in it"):
         ran(read_study(file), tmp_path, file)
     with pytest.raises(FedloomError, match="got that of 'tiny'"):
@@ -604,12 +606,19 @@ def test_the_commands(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             cli.main([*arguments, "--quiet"])
         assert stop.value.code == 0
     assert capsys.readouterr().out == ""
-    assert Path("runs/tiny-smoke/results.json").exists() and Path("runs/tiny-full/results.json").exists()
+    stored = {scale: json.loads(Path(f"runs/tiny-{scale}/results.json").read_text()) for scale in ("smoke", "full")}
+    assert stored["smoke"]["command"] == "fedloom reproduce tiny.toml --scale smoke"
+    assert stored["full"]["command"] == "fedloom reproduce tiny.toml --scale full --set 'experiment.seeds=[0]'"
     with pytest.raises(SystemExit) as stop:
         cli.main(["reproduce", "tiny.toml", "--scale", "tiny"])
     assert stop.value.code == 2 and "scale: expected one of full, smoke; got 'tiny'" in capsys.readouterr().err
     again = read_study(Path("runs/tiny-full/config.toml"))
     assert again.overrides == {"seeds": [0]} and command(again).endswith("'experiment.seeds=[0]'")
+
+
+def test_a_study_of_the_package_is_repeated_by_its_id() -> None:
+    file = registry.find_study("fedadp-table1")
+    assert command(read_study(file), file) == "fedloom reproduce fedadp-table1 --scale full"
 
 
 COUNTS = """

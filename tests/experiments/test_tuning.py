@@ -259,9 +259,14 @@ def test_a_setting_that_diverges_is_shown_and_never_chosen(tmp_path: Path) -> No
     assert again == numbers and "4 of 4 runs are finished already" in printed and "as one program" not in printed
 
 
-def test_nothing_but_divergence_is_an_error_after_all_was_written(tmp_path: Path) -> None:
-    with pytest.raises(fl.FedloomError, match="every setting of FedAvg diverged"):
-        tuned(tmp_path / "out", "tune.grid.algorithm.client_lr=[1e38]", "tune.grid.algorithm.server_lr=[1.0]")
+def test_nothing_but_divergence_is_exit_code_4_after_all_was_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "small.toml").write_text(TEXT.replace("[0.001, 0.1]", "[1e38]").replace("[0.1, 1.0]", "[1.0]"))
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["tune", str(tmp_path / "small.toml"), "--out", str(tmp_path / "out"), "--quiet"])
+    said = capsys.readouterr().err
+    assert (stop.value.code, said) == (4, "fedloom: tune: every setting of FedAvg diverged: try lower rates\n")
     assert (tmp_path / "out" / "tune.json").exists() and not (tmp_path / "out" / "best.toml").exists()
 
 
@@ -282,12 +287,22 @@ def test_started_again_it_runs_what_is_not_finished(tmp_path: Path) -> None:
 
 def test_other_settings_and_other_folders_are_refused(tmp_path: Path) -> None:
     tuned(tmp_path / "out")
+    before = (tmp_path / "out" / "tune.toml").read_text()
     with pytest.raises(fl.FedloomError, match="rounds: expected 7, got a run with 6: choose another --out"):
         tuned(tmp_path / "out", "rounds=7")
+    assert (tmp_path / "out" / "tune.toml").read_text() == before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     with pytest.raises(fl.FedloomError, match=r"got one with 'thesis.tex' in it"):
         tuned(tmp_path / "mine")
+
+
+def test_a_start_that_was_killed_and_a_file_manager_are_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / ".tune.toml.123.new").touch()
+    (tmp_path / ".DS_Store").touch()
+    best, _, _ = tuned(tmp_path, "rounds=1")
+    assert best["FedAvg"] is not None
+    assert sorted(path.name for path in tmp_path.glob(".*")) == [".DS_Store"]
 
 
 def test_clients_that_work_differently_do_not_share_a_program(tmp_path: Path) -> None:

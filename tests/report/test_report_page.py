@@ -279,6 +279,17 @@ def test_mistakes_are_a_line_and_damage_has_its_own_exit_code(
     assert not (folder / "report.html").exists()
 
 
+@pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="no folder here that nobody can write to")
+def test_a_folder_that_cannot_be_written_is_named_with_the_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "run", records([0.1]))
+    assert exit_code("report", str(folder), "--out", "/sys/kernel/report.html") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("fedloom: /sys/kernel/report.html: expected a place for the page, got ")
+    assert said.endswith(": choose another with --out\n")
+
+
 def test_the_page_can_be_written_again(tmp_path: Path) -> None:
     write_run(tmp_path / "run", records([0.1]))
     assert write_report([tmp_path]) == write_report([tmp_path]) == tmp_path / "report.html"

@@ -114,5 +114,5 @@ def _check_release(name: str, split: str, records: Bytes, folder: Path) -> None:
         if found != expected:
             raise FedloomError(
                 f"{folder}, {split} part {number + 1} of {len(wanted)}: expected the release's SHA-1 {expected}, "
-                f"got {found}: fetch the strips again, or pass verify=False"
+                f"got {found}: fetch the strips again; fl.load(..., verify=False) takes them as they are"
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +13,19 @@ import typer
 
 from fedloom.data import places
 from fedloom.data.releases import RELEASES, Download
-from fedloom.errors import FedloomError, choose, existing_folder
+from fedloom.errors import FedloomError, choose, cut, existing_folder
+from fedloom.toml_text import value_of
 
 app = typer.Typer(name="data", add_completion=False)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set's name, such as mnist.")]
 Folder = Annotated[Path | None, typer.Option("--data", help="Where data sets are; $FEDLOOM_DATA unless given.")]
+
+
+_GIVEN_BY = {"name": "NAME", "folder": "--data"} | {
+    key: f"--{key}" for key in ("partition", "clients", "alpha", "seed")
+}
+"""What `--set` does not set, because the command line has a place for it."""
 
 
 @app.callback(invoke_without_command=True)
@@ -218,11 +224,12 @@ def _setting(text: str) -> tuple[str, Any]:
     """KEY=VALUE, the value as TOML has it, or else a string."""
     key, sign, value = text.partition("=")
     if not sign or not key.isidentifier():
-        raise FedloomError(f"--set: expected KEY=VALUE, got {text!r}")
-    try:
-        return key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, value
+        raise FedloomError(f"--set: expected KEY=VALUE, got {cut(repr(text))}")
+    if key in _GIVEN_BY:
+        raise FedloomError(
+            f"--set: expected an option that has no place of its own, got {key!r}: give {_GIVEN_BY[key]}"
+        )
+    return key, value_of(key, value)
 
 
 @contextmanager

@@ -65,7 +65,8 @@ def check(name: str, layout: str, found: Found, verify: bool = True) -> dict[str
             unknown.append(named)
     if verify and unknown:
         warnings.warn(
-            f"{name}: no checksum is known for {', '.join(unknown)}: read as found (verify=False leaves this out)",
+            f"{name}: no checksum is known for {', '.join(unknown)}: "
+            "read as found (fl.load(..., verify=False) leaves this out)",
             stacklevel=2,
         )
     return sums
@@ -81,7 +82,7 @@ def _one(file: File, paths: list[Path], verify: bool) -> str:
     if verify and wanted and not _other_name(file, paths) and got[kind] != wanted:
         raise FedloomError(
             f"{paths[0] if '*' not in file.path else paths[0].parent}: expected {kind} {wanted}, got {got[kind]}: "
-            "fetch it again, or pass verify=False"
+            "remove it and fetch it again; fl.load(..., verify=False) takes it as it is"
         )
     return got["sha256"]
 

@@ -131,7 +131,7 @@ def resume(
 
 
 def _run(wanted: Experiment, out: Path, data: Path | None, quiet: bool, **going_on: Any) -> None:
-    with interruptible():
+    with interruptible(out, "fedloom resume goes on"):
         from fedloom.experiments.runner import run_experiment
 
         run_experiment(wanted, out, data, quiet, **going_on)
@@ -176,6 +176,8 @@ def reproduce(
     fedloom reproduce fedadp-table1 --device cuda --set 'experiment.seeds=[0]'
     fedloom reproduce glad-table10 --only 'data set=MNIST' --reuse runs/glad-table1-full
     """
+    if out is not None:
+        lock.check(out)
     from fedloom.experiments.registry import find_study
     from fedloom.experiments.study import read_study
 
@@ -194,17 +196,19 @@ def _reproduce(
 ) -> None:
     from fedloom.experiments.study import runs
 
+    folder = out or Path("runs") / f"{wanted.id}-{wanted.scale}"
+    lock.check(folder)
     if wanted.facts is None:
         runs(wanted)  # a mistake in a cell is told before anything heavy is loaded
     existing_folder("--data", data)
-    for folder in reuse:
-        existing_folder("--reuse", folder)
+    for other in reuse:
+        existing_folder("--reuse", other)
     if by_torchrun():
         raise FedloomError("reproduce: expected a single process, got a rank of several: start it without torchrun")
-    with interruptible():
+    with interruptible(folder, "the same command goes on"):
         from fedloom.experiments.reproduce import reproduce as run_study
 
-        run_study(wanted, out or Path("runs") / f"{wanted.id}-{wanted.scale}", file, data, quiet, reuse=reuse)
+        run_study(wanted, folder, file, data, quiet, reuse=reuse)
 
 
 def tune(
@@ -229,6 +233,8 @@ def tune(
     fedloom tune my.toml --set tune.select=last --out runs/my-tune
     fedloom run runs/my-tune/best.toml
     """
+    if out is not None:
+        lock.check(out)
     from fedloom.experiments.registry import find
     from fedloom.experiments.tune_file import read_tune
 
@@ -238,7 +244,7 @@ def tune(
     if by_torchrun():
         raise FedloomError("tune: expected one process, got several by torchrun: start it without")
     folder = _free(f"{wanted.experiment_table['name']}-tune") if out is None else out
-    with interruptible():
+    with interruptible(folder, f"the same command with --out {folder} goes on"):
         from fedloom.experiments.tuning import tune as try_all
 
         try_all(wanted, folder, data, quiet)

@@ -63,7 +63,7 @@ def find(id_or_path: str) -> Path | Traversable:
 def find_study(id_or_path: str) -> Path | Traversable:
     """The file of a study."""
     file = find(id_or_path)
-    if not is_study(contents(file)):
+    if not is_study(parse(file.name, text_of(file))):
         raise FedloomError(
             f"{id_or_path}: expected a study of a paper's table or figure, got an experiment: "
             f"fedloom run {id_or_path} runs it"

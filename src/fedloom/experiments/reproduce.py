@@ -27,7 +27,7 @@ from fedloom.experiments.runner import rounds_bar
 from fedloom.experiments.study import Study, StudyRun, cells, runs
 from fedloom.experiments.study_report import beside_published, claims_report, command, head, origin, report
 from fedloom.experiments.study_sections import FULL, Chosen, picked
-from fedloom.rundir import CONFIG, write_json, write_whole
+from fedloom.rundir import CONFIG, SUMMARY, write_json, write_whole
 
 if TYPE_CHECKING:
     from fedloom.data.catalog import Shelf
@@ -54,14 +54,13 @@ def reproduce(
     console = Console(quiet=True) if quiet else console or Console()
     numbers = published(study, file)  # its mistakes are told before hours of training
     if study.facts is not None:
-        return _tell_facts(study, numbers, out, data_folder, console)
+        return _tell_facts(study, numbers, out, data_folder, console, command(study, file))
     wanted = runs(study)
-    lock.check(out)
-    _claim_folder(study, out)
+    _check_folder(study, out)
     _introduce(study, wanted, console)
-    began = time.perf_counter()
+    began, line = time.perf_counter(), command(study, file)
     with lock.alone(out):
-        _run(study, wanted, out, data_folder, console, reuse)
+        _run(study, wanted, out, data_folder, console, reuse, line)
     from fedloom.experiments.stacks import outcome
 
     outcomes = [(run, outcome(run, out)) for run in wanted]
@@ -70,7 +69,7 @@ def reproduce(
     beside = match(found, numbers)
     _print(study, found, beside, verdicts, console)
     _draw(study, outcomes, found, beside, out, console)
-    told = report(study, found, beside, verdicts, outcomes)
+    told = report(study, found, beside, verdicts, outcomes, line)
     told |= {"seconds": time.perf_counter() - began} | _made(out)  # where and when it was trained, not where it is told
     write_json(out / RESULTS, told)
     console.print(f"results: {out / RESULTS}", highlight=False, markup=False, soft_wrap=True)
@@ -80,8 +79,8 @@ def reproduce(
 # Before it starts -----------------------------------------------------------------------------------------------------
 
 
-def _claim_folder(study: Study, out: Path) -> None:
-    """The folder is new, or holds runs of the same study; its settings are written before anything heavy."""
+def _check_folder(study: Study, out: Path) -> None:
+    """An error unless the folder is new, or holds runs of the same study."""
     if out.exists() and not out.is_dir():
         raise FedloomError(f"{out}: expected a folder for the study's runs, got a file: choose another --out")
     held = {entry.name for entry in out.iterdir() if not entry.name.startswith(".")} if out.exists() else set()
@@ -90,8 +89,6 @@ def _claim_folder(study: Study, out: Path) -> None:
         if there.get("id") != study.id:
             got = f"that of {there['id']!r}" if "id" in there else f"one with {min(held)!r} in it"
             raise FedloomError(f"{out}: expected a new folder or one of {study.id!r}, got {got}: choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / CONFIG, study.to_toml())
 
 
 def _introduce(study: Study, wanted: Sequence[StudyRun], console: Console) -> None:
@@ -168,6 +165,7 @@ def _run(
     data_folder: Path | None,
     console: Console,
     reuse: Sequence[Path],
+    line: str,
 ) -> None:
     """All runs that are not finished, stack by stack; an interrupt says how far it came."""
     from fedloom.data.catalog import Shelf
@@ -177,6 +175,7 @@ def _run(
     for device in {run.experiment.device for run in wanted}:
         build.check_device(device)
     missing = [run for run in wanted if not finished(run.experiment, out / run.slug)]
+    write_whole(out / CONFIG, study.to_toml())  # not before what is there was found to have the same settings
     if taken := adopt(missing, out, reuse):
         _say(console)(f"{taken:,} runs taken from {', '.join(str(folder) for folder in reuse)}")
         missing = [run for run in missing if not finished(run.experiment, out / run.slug)]
@@ -212,9 +211,9 @@ def _run(
                 try:
                     train(stack, out, shelf, data_folder, watch)
                 except KeyboardInterrupt:
-                    _remember(study, out, started, stack)
+                    _remember(line, out, started, stack)
                     raise
-                _remember(study, out, started, stack)
+                _remember(line, out, started, stack)
                 done += len(stack)
                 through += sum(left[run.slug] for run in stack)
                 bar.update(task, completed=through)
@@ -225,6 +224,7 @@ def _run(
                     words = f"{done:,} of {len(wanted):,} runs after {duration(now - began)}, {duration(to_go)} to go"
                     _say(console)(words)
     except KeyboardInterrupt:
+        done = sum((out / run.slug / SUMMARY).exists() for run in wanted)  # of the last stack some may be over
         raise KeyboardInterrupt(
             f"interrupted with {done} of {len(wanted)} runs finished, kept in {out}: the same command goes on"
         ) from None
@@ -271,10 +271,10 @@ def _made(out: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
-def _remember(study: Study, out: Path, started: float, stack: Sequence[StudyRun]) -> None:
+def _remember(line: str, out: Path, started: float, stack: Sequence[StudyRun]) -> None:
     seconds = _made(out).get("seconds", 0.0) + time.perf_counter() - started
     device = stack[0].experiment.device or "cpu"
-    write_json(out / MADE, {"command": command(study), **origin(device), "seconds": seconds})
+    write_json(out / MADE, {"command": line, **origin(device), "seconds": seconds})
 
 
 # What came of it ------------------------------------------------------------------------------------------------------
@@ -329,15 +329,17 @@ def _draw(
 
 
 def _tell_facts(
-    study: Study, numbers: Sequence[Published], out: Path, data_folder: Path | None, console: Console
+    study: Study, numbers: Sequence[Published], out: Path, data_folder: Path | None, console: Console, line: str
 ) -> dict[str, Any]:
     from fedloom.data.catalog import Shelf
     from fedloom.experiments.facts import as_results, facts
     from fedloom.report.facts_table import facts_table, same, why_not
     from fedloom.report.study_table import print_table
 
-    _claim_folder(study, out)
+    _check_folder(study, out)
     _introduce(study, [], console)
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / CONFIG, study.to_toml())
     began = time.perf_counter()
     shelf = Shelf()
     found = facts(study, data_folder, shelf)
@@ -352,7 +354,7 @@ def _tell_facts(
     if study.facts == "partition":
         _draw_partitions(study, out, data_folder, shelf, console)
     told = {
-        **head(study, "cpu"),
+        **head(study, "cpu", line),
         "measured": [{"cell": fact.cell, "value": fact.value, "why": fact.why} for fact in found],
         "published": [
             {

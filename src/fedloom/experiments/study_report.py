@@ -6,12 +6,14 @@ import json
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from fedloom.experiments.claims import Verdict
 from fedloom.experiments.measures import Outcome
 from fedloom.experiments.published import Published, matched
+from fedloom.experiments.registry import experiments
 from fedloom.experiments.results import Key, Result, key
 from fedloom.experiments.study import Study, StudyRun
 from fedloom.versions import versions
@@ -23,10 +25,12 @@ def report(
     beside: Mapping[Key, Published],
     verdicts: Sequence[Verdict],
     outcomes: Sequence[tuple[StudyRun, Outcome]],
+    line: str,
 ) -> dict[str, Any]:
+    """All of it; `line` is the command that repeats it."""
     devices = sorted({outcome.device for _, outcome in outcomes})
     return {
-        **head(study, ", ".join(devices)),
+        **head(study, ", ".join(devices), line),
         "runs": len(outcomes),
         "diverged": sum(outcome.diverged is not None for _, outcome in outcomes),
         "measured": [
@@ -64,12 +68,12 @@ def claims_report(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
     ]
 
 
-def head(study: Study, device: str) -> dict[str, Any]:
+def head(study: Study, device: str, line: str) -> dict[str, Any]:
     return {
         "id": study.id,
         "title": study.title,
         "paper": study.paper,
-        "command": command(study),
+        "command": line,
         **origin(device),
         "scale": study.scale,
         "only": study.asked,
@@ -88,9 +92,10 @@ def origin(device: str) -> dict[str, Any]:
     }
 
 
-def command(study: Study) -> str:
-    """The line that repeats it."""
-    words = ["fedloom", "reproduce", study.id, "--scale", study.scale]
+def command(study: Study, file: Path | Traversable | None = None) -> str:
+    """The line that repeats it: by its id, or by its file where that does not come with the package."""
+    given = study.id if file is None or file == experiments().get(study.id) else str(file)
+    words = ["fedloom", "reproduce", given, "--scale", study.scale]
     for axis, values in study.asked.items():
         words += ["--only", f"{axis}={','.join(values)}"]
     for name, value in study.overrides.items():

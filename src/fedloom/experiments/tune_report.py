@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.errors import FedloomError
+from fedloom.errors import AllDiverged, FedloomError
 from fedloom.experiments.schema import Experiment
 from fedloom.experiments.selection import Rule, edges
 from fedloom.experiments.tune_file import Tuned, TuneFile
@@ -66,9 +66,10 @@ def show(findings: Findings, out: Path, console: Console) -> None:
         say(f"best: {out / name}")
     say(f"numbers: {out / NUMBERS}")
     if lost := [label for label, best in findings.best.items() if best is None]:
-        raise FedloomError(
-            f"tune: every setting of {', '.join(lost)} diverged or came to no {findings.rule.metric}: try lower rates"
-        )
+        every = f"tune: every setting of {', '.join(lost)} diverged"
+        if all(each.diverged for label in lost for each in findings.tried[label]):
+            raise AllDiverged(f"{every}: try lower rates")
+        raise FedloomError(f"{every} or came to no {findings.rule.metric}: try lower rates")
 
 
 def table(findings: Findings, algorithm: Tuned) -> Table:

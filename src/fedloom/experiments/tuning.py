@@ -83,23 +83,22 @@ class Run:
 class Workshop:
     """Where points are run: the folder, the data that was loaded for them, and who is told."""
 
+    file: TuneFile
     out: Path
     data_folder: Path | None
-    together: int
     console: Console
     shelf: Shelf
 
-    def prepare(self, file: TuneFile) -> None:
+    def check_folder(self) -> None:
         """A folder that holds anything but an earlier start of a tuning is refused."""
         if self.out.exists() and not self.out.is_dir():
             raise FedloomError(f"{self.out}: expected a directory for the tuning, got a file: choose another")
         held = {entry.name for entry in self.out.iterdir()} if self.out.exists() else set()
+        held = {name for name in held if not name.startswith(".")}  # what a killed start left, or a file manager
         if held and FILE not in held:
             raise FedloomError(
                 f"{self.out}: expected a directory of its own, got one with {min(held)!r} in it: choose another"
             )
-        self.out.mkdir(parents=True, exist_ok=True)
-        write_whole(self.out / FILE, tomli_w.dumps(file.written.table))
 
     def try_points(self, points: Sequence[Point], watches: Mapping[int, Callback] | None = None) -> list[Tried]:
         """All points with all their seeds; what finished before is read. `watches` sees a point's rounds, by place."""
@@ -111,9 +110,11 @@ class Workshop:
             for seed in point.experiment.seeds
         ]
         done = {run.directory: found for run in runs if (found := self._finished(run)) is not None}
+        # not before what is there was found to have the same settings
+        write_whole(self.out / FILE, tomli_w.dumps(self.file.written.table))
         if done:
             self._say(f"{len(done)} of {len(runs)} runs are finished already")
-        for group in stacks([run for run in runs if run.directory not in done], self.together):
+        for group in stacks([run for run in runs if run.directory not in done], self.file.tune.together):
             done |= self._together(group)
         tried = []
         for point in points:
@@ -171,22 +172,16 @@ def tune(
     from fedloom.experiments import tune_report
 
     console = Console(quiet=True) if quiet else console or Console()
-    workshop = Workshop(out, data_folder, file.tune.together, console, Shelf())
+    workshop = Workshop(file, out, data_folder, console, Shelf())
+    workshop.check_folder()
     algorithms = file.algorithms()
     if file.tune.search is not None:
         from fedloom.experiments.search import require_optuna
 
         require_optuna()
     rule = Rule.of(file.tune, workshop.measured(next(algorithms[0].points()).experiment))
-    lock.check(out)
-    workshop.prepare(file)
-    try:
-        with lock.alone(out):
-            tried = _try(file, algorithms, rule, workshop)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"interrupted; the same command with --out {out} goes on with what is not finished"
-        ) from None
+    with lock.alone(out):
+        tried = _try(file, algorithms, rule, workshop)
     best = {algorithm.label: _best(tried[algorithm.label], rule) for algorithm in algorithms}
     outcome = tune_report.Findings(file, algorithms, tried, best, rule)
     tune_report.show(outcome, out, console)

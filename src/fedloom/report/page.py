@@ -13,6 +13,7 @@ from string import Template
 from typing import Any
 
 from fedloom import __version__
+from fedloom.errors import FedloomError
 from fedloom.report import figures, published
 from fedloom.report.charts import payload
 from fedloom.report.markup import DASHES, definitions, embedded, tag, text
@@ -33,7 +34,12 @@ def write_report(directories: Sequence[Path], out: Path | None = None, data_fold
     """
     found = read(directories)
     path = out if out is not None else directories[0] / PAGE_NAME
-    write_whole(path, render(found, data_folder))
+    page = render(found, data_folder)
+    try:
+        write_whole(path, page)
+    except OSError as error:
+        got = error.strerror or error
+        raise FedloomError(f"{path}: expected a place for the page, got {got}: choose another with --out") from None
     return path
 
 
