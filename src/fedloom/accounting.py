@@ -17,7 +17,7 @@ from typing import Any
 from fedloom.errors import Damaged, FedloomError, positive
 from fedloom.privacy import Privacy
 from fedloom.ranks import ALONE, Ranks
-from fedloom.rundir import write_json
+from fedloom.rundir import rounds_seen, write_json
 
 LEDGER = "privacy.json"
 
@@ -86,17 +86,28 @@ class Ledger:
         }
 
     def _spent(self) -> int:
-        """What a run that goes on has spent before."""
-        if self.path is None or not self.path.exists():
+        """What a run that goes on has spent before: at least the rounds that its directory has seen."""
+        if self.path is None:
             return 0
+        charged, seen = self._written(self.path) if self.path.exists() else 0, rounds_seen(self.path.parent)
+        if charged < seen:
+            got = f"{charged} charged" if self.path.exists() else "nothing there"
+            raise Damaged(
+                f"{self.path}: expected what {seen} rounds have spent, which are told of beside it, got {got}: "
+                "put the file back, or begin another run and count this one besides"
+            )
+        return charged
+
+    def _written(self, path: Path) -> int:
+        """What the file says, under the same settings."""
         try:
-            there = json.loads(self.path.read_text(encoding="utf-8"))
-            before = int(there.pop("charged"))
+            there = json.loads(path.read_text(encoding="utf-8"))
+            charged = int(there.pop("charged"))
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise Damaged(f"{self.path}: expected what the run has spent, got something else") from None
+            raise Damaged(f"{path}: expected what the run has spent, got something else") from None
         if there != self._settings():
-            raise FedloomError(f"{self.path}: expected {self._settings()}, got {there}: start another run")
-        return before
+            raise FedloomError(f"{path}: expected {self._settings()}, got {there}: start another run")
+        return charged
 
     def charge(self) -> None:
         """The next round's noise is about to be drawn."""

@@ -100,7 +100,18 @@ def enter(path: Path, *, resume: bool = False, finished: bool = False) -> Abstra
 def states(path: Path) -> list[Path]:
     """The states that were written in a run's directory, oldest first."""
     found = [folder for folder in (path / CHECKPOINTS).glob("round-*") if re.fullmatch(r"round-\d{6,}", folder.name)]
-    return sorted(found, key=lambda folder: int(folder.name.removeprefix("round-")))
+    return sorted(found, key=_round_of)
+
+
+def _round_of(state: Path) -> int:
+    return int(state.name.removeprefix("round-"))
+
+
+def rounds_seen(path: Path) -> int:
+    """The most rounds that anything in a run's directory tells of: a state, sound or not, or the metrics."""
+    metrics = path / METRICS
+    lines = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
+    return max([lines, *map(_round_of, states(path))])
 
 
 def check_free(path: Path, *, resume: bool = False, finished: bool = False) -> None:
