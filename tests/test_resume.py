@@ -212,6 +212,37 @@ def test_settings_above_that_differ_from_a_runs_own_are_refused(
     assert "scaffold-seed0, cohort: expected 3 as when it began, got 4 in config.toml above" in capsys.readouterr().err
 
 
+def test_what_is_allowed_is_taken_from_the_settings_above(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All runs of an experiment come to the same rounds; a finished one goes on only when it is told to."""
+    top = tmp_path / "top"
+    assert code("run", whole.parent / "tiny.toml", "--out", top, "--quiet", "--set", "seeds=[0,1,2]") == 0
+    stop(top / "scaffold-seed0")
+    shutil.rmtree(top / "scaffold-seed1")
+    edit(top, "rounds = 6", "rounds = 8")
+    assert code("resume", top, "--quiet", "--allow", "rounds") == 3
+    said = capsys.readouterr().err
+    assert "scaffold-seed2, rounds: expected 6 as when it began, got 8 in config.toml above: put it back" in said
+    assert "or remove its summary.json, to go on from its last state with --allow rounds" in said
+    (top / "scaffold-seed2" / "summary.json").unlink()
+    assert code("resume", top, "--quiet", "--allow", "rounds") == 0
+    assert [len(lines(run)) for run in sorted(top.glob("*-seed*"))] == [8, 8, 8]
+    assert lines(top / "scaffold-seed1") != lines(top / "scaffold-seed0")
+    assert 'executor = "loop"' in (top / "scaffold-seed0" / "config.toml").read_text()
+
+
+@pytest.mark.parametrize(("key", "told"), [("round", "did you mean 'rounds'?"), ("foo.rounds", "got 'foo.rounds'")])
+def test_a_key_that_nothing_has_is_not_allowed(
+    key: str, told: str, stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (stopped / "metrics.jsonl").read_bytes()
+    assert code("resume", stopped, "--quiet", "--allow", key) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("fedloom: --allow: expected one of ") and told in said and said.count("\n") == 1
+    assert (stopped / "metrics.jsonl").read_bytes() == before
+
+
 def test_another_version_is_refused_unless_allowed(
     stopped: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
