@@ -17,7 +17,7 @@ import tomli_w
 
 from fedloom import durable, lock
 from fedloom.durable import write_whole as write_whole
-from fedloom.errors import FedloomError
+from fedloom.errors import Damaged, FedloomError
 
 CONFIG, METRICS, SUMMARY, CHECKPOINTS = "config.toml", "metrics.jsonl", "summary.json", "checkpoints"
 
@@ -124,12 +124,22 @@ def check_free(path: Path, *, resume: bool = False, finished: bool = False) -> N
     if SUMMARY in held and not finished:
         raise FedloomError(f"{path}: expected a directory of its own, got one with a finished run: {advice}")
     if held and CONFIG not in held:
+        if resume:
+            raise Damaged(
+                f"{path / CONFIG}: expected the settings of a run, got none beside {min(held)!r}: "
+                f"put them back, or move {path.name} away, and the run begins again"
+            )
         raise FedloomError(f"{path}: expected a directory of its own, got one with {min(held)!r} in it: {advice}")
     if not resume and held - {CONFIG}:
         raise FedloomError(
             f"{path}: expected a directory of its own, got one with an unfinished run: fedloom resume goes on with it; "
             f"else {advice}"
         )
+    for name, expected, fits in ((CHECKPOINTS, "a folder", Path.is_dir), (METRICS, "a file", Path.is_file)):
+        if name in held and SUMMARY not in held and not fits(path / name):
+            raise Damaged(
+                f"{path / name}: expected {expected}, got something else: remove it, and the run begins again"
+            )
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from fedloom.differences import difference
 from fedloom.documents import read_toml
 from fedloom.errors import Damaged, FedloomError, choose
 from fedloom.experiments.schema import Experiment, RunSpec, read
-from fedloom.rundir import CONFIG, SETTLED, SUMMARY
+from fedloom.rundir import CONFIG, SETTLED, SUMMARY, check_free
 
 
 def begun(directory: Path) -> Experiment:
@@ -20,6 +20,11 @@ def begun(directory: Path) -> Experiment:
         raise FedloomError(f"{directory}: expected a run directory, or one that holds several; got {got}")
     path = directory / CONFIG
     if not path.is_file():
+        from fedloom.experiments.tuning import FILE
+
+        if (directory / FILE).is_file():
+            got = f"a tuning: the same fedloom tune --out {directory}"
+            raise Damaged(f"{directory}: expected an experiment's run, got {got} goes on")
         raise Damaged(f"{path}: expected the settings of a run, got nothing there: fedloom run begins one")
     table = read_toml(path)
     if "paper" in table:
@@ -48,6 +53,7 @@ def as_begun(run: RunSpec, directory: Path, device: str | None, allowed: Collect
     Settings that are not those of the experiment above it are refused, unless they are allowed: then those above hold.
     A finished run was made with its own.
     """
+    check_free(directory, resume=True, finished=True)
     wanted = run.experiment
     if (directory / CONFIG).is_file():
         own, finished = begun(directory), (directory / SUMMARY).exists()

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fedloom import lock
 from fedloom.documents import read_json, read_records
-from fedloom.errors import Diverged, FedloomError
+from fedloom.errors import Damaged, Diverged, FedloomError
 from fedloom.experiments.resume import as_begun, check_allowed
 from fedloom.experiments.schema import Experiment, RunSpec
 from fedloom.launched import first_rank, restart
@@ -176,8 +176,12 @@ def _each(
 
 def _finished(run: RunSpec, folder: Path) -> RunResult:
     """A run that was over before everything was started again."""
-    seconds = read_json(folder / SUMMARY).get("seconds", 0.0)
-    return RunResult(run.label, run.seed, folder, read_records(folder / METRICS), seconds)
+    try:
+        seconds, rounds = read_json(folder / SUMMARY).get("seconds", 0.0), read_records(folder / METRICS)
+    except Damaged as error:
+        instead = f"remove {folder / SUMMARY}, then fedloom resume goes on from the last sound state"
+        raise Damaged(f"{error}: {instead}") from None
+    return RunResult(run.label, run.seed, folder, rounds, seconds)
 
 
 class _Watch:
