@@ -95,14 +95,26 @@ def test_a_charge_is_on_disk_before_anything_else_happens(tmp_path: Path) -> Non
 
 def test_a_ledger_of_other_settings_is_refused(tmp_path: Path) -> None:
     Ledger(Privacy(1.0, 1e-5, cohort=10), 100, tmp_path).charge()
-    with pytest.raises(fl.FedloomError, match=r"expected .*'noise_multiplier': 2.0.* got .*'noise_multiplier': 1.0"):
+    with pytest.raises(fl.FedloomError, match=r"'noise_multiplier': expected 2.0, got 1.0: start another run$"):
         Ledger(Privacy(2.0, 1e-5, cohort=10), 100, tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"charged": "many"}', "{}"])
-def test_a_ledger_that_cannot_be_read_is_damage(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "expected JSON, got a mistake in it"),
+        ("[]", "expected a JSON object, got list"),
+        ("{}", "expected how many rounds the run has spent, got None"),
+        ('{"charged": "many"}', "expected how many rounds the run has spent, got 'many'"),
+        ('{"charged": 1e400}', "expected how many rounds the run has spent, got inf"),
+        ('{"charged": 3000000000}', "expected how many rounds the run has spent, got 3000000000"),
+        ('{"charged": -1}', "expected how many rounds the run has spent, got -1"),
+        ('{"charged": true}', "expected how many rounds the run has spent, got True"),
+    ],
+)
+def test_a_ledger_that_cannot_be_read_is_damage(tmp_path: Path, text: str, told: str) -> None:
     (tmp_path / LEDGER).write_text(text)
-    with pytest.raises(Damaged, match="expected what the run has spent"):
+    with pytest.raises(Damaged, match=f"{LEDGER}: {told}"):
         Ledger(Privacy(1.0, 1e-5, cohort=10), 100, tmp_path)
 
 

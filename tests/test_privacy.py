@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import fedloom as fl
 from fedloom import cli
+from fedloom.errors import Damaged
 from fedloom.experiments.schema import read
 from fedloom.experiments.tune_file import read_tune
 from fedloom.noise import step_of
@@ -338,6 +339,37 @@ def test_epsilon_is_told_in_every_round_and_in_the_summary(tmp_path: Path) -> No
         "charged": 3,
         "epsilon": pytest.approx(expected[-1]),
     }
+
+
+def lowered(ledger: Path) -> None:
+    ledger.write_text(json.dumps(json.loads(ledger.read_text()) | {"charged": 1}))
+
+
+@pytest.mark.parametrize(("damage", "got"), [(Path.unlink, "nothing there"), (lowered, "1 charged")])
+@pytest.mark.parametrize("lost", [None, "metrics.jsonl", "checkpoints/round-000002/state.json"])
+def test_a_run_that_goes_on_has_spent_what_its_rounds_have(
+    damage: Callable[[Path], None], got: str, lost: str | None, tmp_path: Path
+) -> None:
+    """Whatever else is lost: a state that is not sound has been one."""
+    history = run(for_a_run(seeded_noise=False), rounds=2, run_dir=tmp_path)
+    assert history.rounds[-1]["epsilon"] > 0
+    (tmp_path / "summary.json").unlink()
+    if lost is not None:
+        (tmp_path / lost).unlink()
+    damage(tmp_path / "privacy.json")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(
+        Damaged, match=f"privacy.json: expected what 2 rounds have spent, .* got {got}: put the file back"
+    ):
+        run(for_a_run(seeded_noise=False), rounds=2, run_dir=tmp_path, resume=True)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_was_not_private_does_not_become_it(tmp_path: Path) -> None:
+    run(fl.fedavg(**ALL_ALIKE), rounds=2, run_dir=tmp_path)
+    (tmp_path / "summary.json").unlink()
+    with pytest.raises(Damaged, match="expected what 2 rounds have spent"):
+        run(for_a_run(seeded_noise=False), rounds=2, run_dir=tmp_path, resume=True, allow=["algorithm"])
 
 
 def test_the_seed_of_a_run_tells_neither_its_noise_nor_its_cohorts() -> None:

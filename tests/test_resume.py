@@ -165,6 +165,7 @@ def test_a_damaged_state_is_passed_over_by_name(
     ("damage", "exit", "told"),
     [
         (lambda run: (run / "config.toml").unlink(), 3, "config.toml: expected the settings of a run, got nothing"),
+        (lambda run: (run / "config.toml").rename(run / "tune.toml"), 3, "got a tuning: the same fedloom tune --out"),
         (lambda run: (run / "config.toml").write_text("rounds = "), 3, "config.toml: expected TOML, got a mistake"),
         (lambda run: (run / "config.toml").write_text("rounds = 3"), 3, "name: expected"),
         (lambda run: (run / "config.toml").write_text('paper = "x"'), 3, "got a study: the same fedloom reproduce"),
@@ -179,6 +180,80 @@ def test_a_foreign_directory_is_one_line(
     assert code("resume", stopped) == exit
     said = capsys.readouterr().err
     assert told in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("summary.json", "{", "summary.json: expected JSON, got a mistake in it"),
+        ("summary.json", '{"seconds": "x"}', "summary.json, seconds: expected a number, got 'x'"),
+        ("metrics.jsonl", '{"round": 0, "test_accuracy": "y"}\n', "'test_accuracy': expected a finite number, got 'y'"),
+    ],
+)
+def test_a_finished_run_that_is_damaged_can_be_finished_again(
+    name: str, text: str, told: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    (run / name).write_text(text)
+    assert code("resume", run, "--quiet") == 3
+    said = capsys.readouterr().err
+    assert told in said and f": remove {run / 'summary.json'}, then fedloom resume goes on" in said
+    assert said.count("\n") == 1
+    (run / "summary.json").unlink()
+    assert code("resume", run, "--quiet") == 0
+    assert final(run) == final(whole)
+
+
+def file_for_folder(path: Path) -> None:
+    shutil.rmtree(path)
+    path.touch()
+
+
+def folder_for_file(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "expected", "remove"),
+    [
+        ("checkpoints", file_for_folder, "expected a folder, got something else: remove it", Path.unlink),
+        ("metrics.jsonl", folder_for_file, "expected a file, got something else: remove it", Path.rmdir),
+    ],
+)
+def test_a_file_for_a_folder_is_told_and_a_folder_for_a_file(
+    name: str,
+    change: Callable[[Path], None],
+    expected: str,
+    remove: Callable[[Path], None],
+    stopped: Path,
+    whole: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    change(stopped / name)
+    assert code("resume", stopped, "--quiet") == 3
+    said = capsys.readouterr().err
+    assert f"{stopped / name}: {expected}" in said and said.count("\n") == 1
+    remove(stopped / name)
+    assert code("resume", stopped, "--quiet") == 0
+    assert final(stopped) == final(whole)
+
+
+def test_a_run_of_several_that_lost_its_settings_is_told_before_any_goes_on(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    top = tmp_path / "top"
+    assert code("run", whole.parent / "tiny.toml", "--out", top, "--quiet", "--set", "seeds=[0,1]") == 0
+    for run in top.glob("*-seed*"):
+        stop(run)
+    (top / "scaffold-seed1" / "config.toml").unlink()
+    assert code("resume", top, "--quiet") == 3
+    said = capsys.readouterr().err
+    assert "scaffold-seed1/config.toml: expected the settings of a run, got none beside 'checkpoints': put them" in said
+    assert "move scaffold-seed1 away" in said and not (top / "scaffold-seed0" / "summary.json").exists()
+    shutil.rmtree(top / "scaffold-seed1")
+    assert code("resume", top, "--quiet") == 0
+    assert final(top / "scaffold-seed0") == final(whole)
 
 
 # Another run ----------------------------------------------------------------------------------------------------------
@@ -210,6 +285,37 @@ def test_settings_above_that_differ_from_a_runs_own_are_refused(
     edit(top, "cohort = 3", "cohort = 4")
     assert code("resume", top, "--quiet") == 3
     assert "scaffold-seed0, cohort: expected 3 as when it began, got 4 in config.toml above" in capsys.readouterr().err
+
+
+def test_what_is_allowed_is_taken_from_the_settings_above(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All runs of an experiment come to the same rounds; a finished one goes on only when it is told to."""
+    top = tmp_path / "top"
+    assert code("run", whole.parent / "tiny.toml", "--out", top, "--quiet", "--set", "seeds=[0,1,2]") == 0
+    stop(top / "scaffold-seed0")
+    shutil.rmtree(top / "scaffold-seed1")
+    edit(top, "rounds = 6", "rounds = 8")
+    assert code("resume", top, "--quiet", "--allow", "rounds") == 3
+    said = capsys.readouterr().err
+    assert "scaffold-seed2, rounds: expected 6 as when it began, got 8 in config.toml above: put it back" in said
+    assert "or remove its summary.json, to go on from its last state with --allow rounds" in said
+    (top / "scaffold-seed2" / "summary.json").unlink()
+    assert code("resume", top, "--quiet", "--allow", "rounds") == 0
+    assert [len(lines(run)) for run in sorted(top.glob("*-seed*"))] == [8, 8, 8]
+    assert lines(top / "scaffold-seed1") != lines(top / "scaffold-seed0")
+    assert 'executor = "loop"' in (top / "scaffold-seed0" / "config.toml").read_text()
+
+
+@pytest.mark.parametrize(("key", "told"), [("round", "did you mean 'rounds'?"), ("foo.rounds", "got 'foo.rounds'")])
+def test_a_key_that_nothing_has_is_not_allowed(
+    key: str, told: str, stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (stopped / "metrics.jsonl").read_bytes()
+    assert code("resume", stopped, "--quiet", "--allow", key) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("fedloom: --allow: expected one of ") and told in said and said.count("\n") == 1
+    assert (stopped / "metrics.jsonl").read_bytes() == before
 
 
 def test_another_version_is_refused_unless_allowed(

@@ -6,7 +6,6 @@ neighbours being federations that differ by one client.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from functools import lru_cache
@@ -14,12 +13,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from fedloom.differences import difference
+from fedloom.documents import read_json, shown
 from fedloom.errors import Damaged, FedloomError, positive
 from fedloom.privacy import Privacy
 from fedloom.ranks import ALONE, Ranks
-from fedloom.rundir import write_json
+from fedloom.rundir import rounds_seen, write_json
 
 LEDGER = "privacy.json"
+MOST = 2**31 - 1
+"""The rounds that a run may have."""
 
 
 def epsilon(noise_multiplier: float, sampling_rate: float, rounds: int, delta: float) -> float:
@@ -86,17 +89,28 @@ class Ledger:
         }
 
     def _spent(self) -> int:
-        """What a run that goes on has spent before."""
-        if self.path is None or not self.path.exists():
+        """What a run that goes on has spent before: at least the rounds that its directory has seen."""
+        if self.path is None:
             return 0
-        try:
-            there = json.loads(self.path.read_text(encoding="utf-8"))
-            before = int(there.pop("charged"))
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise Damaged(f"{self.path}: expected what the run has spent, got something else") from None
-        if there != self._settings():
-            raise FedloomError(f"{self.path}: expected {self._settings()}, got {there}: start another run")
-        return before
+        charged, seen = self._written(self.path) if self.path.exists() else 0, rounds_seen(self.path.parent)
+        if charged < seen:
+            got = f"{charged} charged" if self.path.exists() else "nothing there"
+            raise Damaged(
+                f"{self.path}: expected what {seen} rounds have spent, which are told of beside it, got {got}: "
+                "put the file back, or begin another run and count this one besides"
+            )
+        return charged
+
+    def _written(self, path: Path) -> int:
+        """What the file says, under the same settings."""
+        there = read_json(path)
+        charged = there.pop("charged", None)
+        if type(charged) is not int or not 0 <= charged <= MOST:
+            raise Damaged(f"{path}: expected how many rounds the run has spent, got {shown(charged)}")
+        if (found := difference(self._settings(), there)) is not None:
+            key, expected, got = found
+            raise FedloomError(f"{path}, {shown(key)}: expected {expected!r}, got {shown(got)}: start another run")
+        return charged
 
     def charge(self) -> None:
         """The next round's noise is about to be drawn."""

@@ -17,7 +17,7 @@ import tomli_w
 
 from fedloom import durable, lock
 from fedloom.durable import write_whole as write_whole
-from fedloom.errors import FedloomError
+from fedloom.errors import Damaged, FedloomError
 
 CONFIG, METRICS, SUMMARY, CHECKPOINTS = "config.toml", "metrics.jsonl", "summary.json", "checkpoints"
 
@@ -100,7 +100,18 @@ def enter(path: Path, *, resume: bool = False, finished: bool = False) -> Abstra
 def states(path: Path) -> list[Path]:
     """The states that were written in a run's directory, oldest first."""
     found = [folder for folder in (path / CHECKPOINTS).glob("round-*") if re.fullmatch(r"round-\d{6,}", folder.name)]
-    return sorted(found, key=lambda folder: int(folder.name.removeprefix("round-")))
+    return sorted(found, key=_round_of)
+
+
+def _round_of(state: Path) -> int:
+    return int(state.name.removeprefix("round-"))
+
+
+def rounds_seen(path: Path) -> int:
+    """The most rounds that anything in a run's directory tells of: a state, sound or not, or the metrics."""
+    metrics = path / METRICS
+    lines = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
+    return max([lines, *map(_round_of, states(path))])
 
 
 def check_free(path: Path, *, resume: bool = False, finished: bool = False) -> None:
@@ -113,12 +124,22 @@ def check_free(path: Path, *, resume: bool = False, finished: bool = False) -> N
     if SUMMARY in held and not finished:
         raise FedloomError(f"{path}: expected a directory of its own, got one with a finished run: {advice}")
     if held and CONFIG not in held:
+        if resume:
+            raise Damaged(
+                f"{path / CONFIG}: expected the settings of a run, got none beside {min(held)!r}: "
+                f"put them back, or move {path.name} away, and the run begins again"
+            )
         raise FedloomError(f"{path}: expected a directory of its own, got one with {min(held)!r} in it: {advice}")
     if not resume and held - {CONFIG}:
         raise FedloomError(
             f"{path}: expected a directory of its own, got one with an unfinished run: fedloom resume goes on with it; "
             f"else {advice}"
         )
+    for name, expected, fits in ((CHECKPOINTS, "a folder", Path.is_dir), (METRICS, "a file", Path.is_file)):
+        if name in held and SUMMARY not in held and not fits(path / name):
+            raise Damaged(
+                f"{path / name}: expected {expected}, got something else: remove it, and the run begins again"
+            )
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

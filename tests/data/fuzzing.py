@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import struct
 import sys
 from collections.abc import Callable
@@ -22,9 +23,14 @@ import torch
 from small_runs import records, write_run
 
 from fedloom import checkpoint
+from fedloom.accounting import LEDGER, Ledger
 from fedloom.data import natural, tff, wordpiece
 from fedloom.errors import FedloomError
-from fedloom.experiments import published, schema, study, tune_file
+from fedloom.experiments import published, reproduce, runner, schema, stacks, study, tune_file
+from fedloom.experiments.measures import measure_cell
+from fedloom.experiments.selection import Rule
+from fedloom.experiments.study_sections import Measure
+from fedloom.privacy import Privacy
 from fedloom.report.page import write_report
 
 Read = Callable[[Path], object]
@@ -142,11 +148,43 @@ def results_json(folder: Path) -> tuple[Path, Read]:
     return path, lambda path: write_report([path.parent])
 
 
+def _finished(name: str) -> Make:
+    """A finished run, of which `resume`, `tune` and `reproduce` make figures."""
+
+    def make(folder: Path) -> tuple[Path, Read]:
+        [spec, *_] = schema.read(EXPERIMENT.decode()).runs()
+        [planned, *_] = study.runs(study.read_study(small.put(folder / "small.toml", STUDY)))
+        run = write_run(folder / planned.slug, records([0.5, None, 0.75], train_loss=0.5))
+
+        def read(path: Path) -> object:
+            result = runner._finished(spec, run)
+            told = measure_cell(Measure(name="accuracy", kind="best"), [stacks.outcome(planned, folder)])
+            score = Rule("train_loss", "train_loss", None).score(result.rounds, 3)
+            return runner.summary_table([result]), result.figures(), told.value, score
+
+        return run / name, read
+
+    make.__name__ = f"finished_{name.partition('.')[0]}"
+    return make
+
+
+def made_json(folder: Path) -> tuple[Path, Read]:
+    path = small.put(folder / reproduce.MADE, b'{"command": "fedloom reproduce small", "seconds": 12.5}')
+    return path, lambda path: reproduce.duration(reproduce._made(path.parent).get("seconds", 0.0))
+
+
+def privacy_json(folder: Path) -> tuple[Path, Read]:
+    privacy = Privacy(1.0, 1e-5, cohort=10)
+    Ledger(privacy, 100, folder).charge()
+    return folder / LEDGER, lambda path: Ledger(privacy, 100, path.parent).charge()
+
+
 MADE: list[Make] = [
     *readers.MADE,
     *(vocabulary, hdf5, word_counts, tag_counts, state_json, state_tensors),
     *(experiment_file, tune_toml, study_file, published_file),
     *(_reported("config.toml"), _reported("metrics.jsonl"), _reported("summary.json"), results_json),
+    *(_finished("metrics.jsonl"), _finished("summary.json"), made_json, privacy_json),
 ]
 
 # Damage ---------------------------------------------------------------------------------------------------------------
@@ -202,6 +240,16 @@ def no_number(content: bytes, rng: random.Random) -> bytes:
     return content[:place] + rng.choice(words) + content[place + 1 :]
 
 
+def other_kind(content: bytes, rng: random.Random) -> bytes:
+    """A whole number becomes something else that JSON and TOML have."""
+    numbers = list(re.finditer(rb"-?\d+(\.\d+)?(e-?\d+)?", content))
+    if not numbers:
+        return flipped(content, rng)
+    found = rng.choice(numbers)
+    words = [b'"y"', b"[1]", b"{}", b"false", b"1e400", b"-1", b"9" * 400, b'"' + b"y" * 5000 + b'"']
+    return content[: found.start()] + rng.choice(words) + content[found.end() :]
+
+
 def nested(content: bytes, rng: random.Random) -> bytes:
     opening, closing = rng.choice([(b"[", b"]"), (b'{"a":', b"}"), (b"{a=", b"}"), (b"a.", b"")])
     depth = rng.choice([3, 40, 2000, 20_000])
@@ -219,7 +267,10 @@ def inserted(content: bytes, rng: random.Random, what: bytes) -> bytes:
     return content[:place] + what + content[place:]
 
 
-DAMAGES = (*(truncated, flipped, swapped, repeated, huge, other_magic, not_utf8, no_number, nested, other_word),)
+DAMAGES = (
+    *(truncated, flipped, swapped, repeated, huge, other_magic, not_utf8, no_number),
+    *(other_kind, nested, other_word),
+)
 
 
 @dataclass

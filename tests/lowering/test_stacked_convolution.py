@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from fedloom.lowering import convolution_kernels, stacked
+from fedloom.lowering import stacked, weight_gradient_kernels
 from fedloom.lowering.convolution import Convolution, Form, conv2d, form
 from fedloom.lowering.operators import call
 
@@ -171,8 +171,8 @@ def test_weights_gradient_in_reduced_precision(
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        got = convolution_kernels.conv2d_weight_gradient(g.float().cuda(), x.float().cuda(), (3, 3), *settings)
-        again = convolution_kernels.conv2d_weight_gradient(g.float().cuda(), x.float().cuda(), (3, 3), *settings)
+        got = weight_gradient_kernels.conv2d_weight_gradient(g.float().cuda(), x.float().cuda(), (3, 3), *settings)
+        again = weight_gradient_kernels.conv2d_weight_gradient(g.float().cuda(), x.float().cuda(), (3, 3), *settings)
     finally:
         torch.set_float32_matmul_precision(before)
     assert torch.equal(got, again)
@@ -180,5 +180,5 @@ def test_weights_gradient_in_reduced_precision(
 
 
 def test_runs_are_cut_with_little_waste() -> None:
-    assert [convolution_kernels._piece(run, 128) for run in (3, 15, 96, 160, 192, 1536)] == [4, 16, 32, 32, 64, 128]
-    assert convolution_kernels._piece(96, 16) == 16
+    assert [weight_gradient_kernels._piece(run, 128) for run in (3, 15, 96, 160, 192, 1536)] == [4, 16, 32, 32, 64, 128]
+    assert weight_gradient_kernels._piece(96, 16) == 16

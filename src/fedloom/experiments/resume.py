@@ -8,9 +8,9 @@ from pathlib import Path
 
 from fedloom.differences import difference
 from fedloom.documents import read_toml
-from fedloom.errors import Damaged, FedloomError
+from fedloom.errors import Damaged, FedloomError, choose
 from fedloom.experiments.schema import Experiment, RunSpec, read
-from fedloom.rundir import CONFIG, SETTLED
+from fedloom.rundir import CONFIG, SETTLED, SUMMARY, check_free
 
 
 def begun(directory: Path) -> Experiment:
@@ -20,6 +20,11 @@ def begun(directory: Path) -> Experiment:
         raise FedloomError(f"{directory}: expected a run directory, or one that holds several; got {got}")
     path = directory / CONFIG
     if not path.is_file():
+        from fedloom.experiments.tuning import FILE
+
+        if (directory / FILE).is_file():
+            got = f"a tuning: the same fedloom tune --out {directory}"
+            raise Damaged(f"{directory}: expected an experiment's run, got {got} goes on")
         raise Damaged(f"{path}: expected the settings of a run, got nothing there: fedloom run begins one")
     table = read_toml(path)
     if "paper" in table:
@@ -34,17 +39,33 @@ def begun(directory: Path) -> Experiment:
         raise Damaged(f"{directory}: {error}") from None
 
 
+def check_allowed(keys: Collection[str]) -> None:
+    """An error unless every key is one in which a run can differ from when it began, or lies beneath one."""
+    known = {*Experiment.model_fields, "data_fingerprint", "versions"}
+    for key in keys:
+        if key.partition(".")[0] not in known:
+            raise choose("--allow", key, known)
+
+
 def as_begun(run: RunSpec, directory: Path, device: str | None, allowed: Collection[str]) -> RunSpec:
     """One run of an experiment with what was resolved when it began, if it did.
 
-    Settings that are not those of the experiment above it are refused.
+    Settings that are not those of the experiment above it are refused, unless they are allowed: then those above hold.
+    A finished run was made with its own.
     """
-    experiment = begun(directory) if (directory / CONFIG).is_file() else run.experiment
-    found = difference(experiment.to_mapping(), run.experiment.to_mapping(), but=(*SETTLED, *allowed))
-    if found is not None:
-        key, expected, got = found
-        raise Damaged(
-            f"{directory}, {key}: expected {expected!r} as when it began, got {got!r} in {CONFIG} above: "
-            f"put it back, or allow it with --allow {key}"
-        )
-    return replace(run, experiment=experiment if device is None else experiment.model_copy(update={"device": device}))
+    check_free(directory, resume=True, finished=True)
+    wanted = run.experiment
+    if (directory / CONFIG).is_file():
+        own, finished = begun(directory), (directory / SUMMARY).exists()
+        but = SETTLED if finished else (*SETTLED, *allowed)
+        found = difference(own.to_mapping(), wanted.to_mapping(), but=but)
+        if found is not None:
+            key, expected, got = found
+            instead = f"remove its {SUMMARY}, to go on from its last state" if finished else "allow it"
+            raise Damaged(
+                f"{directory}, {key}: expected {expected!r} as when it began, got {got!r} in {CONFIG} above: "
+                f"put it back, or {instead} with --allow {key}"
+            )
+        settled = {name: getattr(own, name) for name in SETTLED if name not in allowed}
+        wanted = wanted.model_copy(update=settled)
+    return replace(run, experiment=wanted if device is None else wanted.model_copy(update={"device": device}))

@@ -17,7 +17,7 @@ from rich.table import Table
 from fedloom import lock
 from fedloom.documents import left_behind, read_records
 from fedloom.errors import Diverged, FedloomError
-from fedloom.experiments.resume import as_begun
+from fedloom.experiments.resume import as_begun, check_allowed
 from fedloom.experiments.schema import Experiment, RunSpec
 from fedloom.launched import first_rank, restart
 from fedloom.rundir import METRICS, SUMMARY, RunDirectory, check_free, write_json
@@ -94,6 +94,7 @@ def run_experiment(
     first, going_on = first_rank(), restart() or resume
     console = Console(quiet=True) if quiet or not first else console or Console()
     runs = experiment.runs()
+    check_allowed(allow)
     if first:
         lock.check(out)
         if not going_on:
@@ -175,7 +176,8 @@ def _each(
 
 def _finished(run: RunSpec, folder: Path) -> RunResult:
     """A run that was over before everything was started again."""
-    summary, records = left_behind(folder)
+    instead = f"remove {folder / SUMMARY}, then fedloom resume goes on from the last sound state"
+    summary, records = left_behind(folder, instead)
     return RunResult(run.label, run.seed, folder, records, summary.get("seconds", 0.0))
 
 

@@ -315,7 +315,7 @@ def settings(study: Study, cell: Cell) -> Settings:
 
 def experiment_of(study: Study, cell: Cell) -> Experiment:
     """The experiment of one cell, with all its seeds."""
-    where = f"{study.id}, cell {', '.join(cell.values()) or 'all'}"
+    where = f"{study.id}, cell {', '.join(map(cut, cell.values())) or 'all'}"
     table = copy.deepcopy(study.experiment)
     for path, value in settings(study, cell).items():
         _put(table, path, copy.deepcopy(value), where)

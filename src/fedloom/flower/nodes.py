@@ -40,7 +40,7 @@ class Nodes:
         try:
             clients = {int(node): int(client) for node, client in told["nodes"].items()}
             return Nodes(population, path, clients, told["run"])
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             raise Damaged(f"{path}: expected the table of a run's nodes, got something else") from None
 
     def present(self, grid: Grid, timeout: float) -> dict[int, int]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedloom.documents import is_number
 from fedloom.report import settings
 from fedloom.report.markup import Cell, definitions, table, tag, text
-from fedloom.report.runs import Study, is_number
+from fedloom.report.runs import Study
 
 Row = Mapping[str, Any]
 _FACTS = ("paper", "scale", "stand_in", "command", "commit", "device", "seconds")

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
-from fedloom.documents import read_json, read_records, read_toml
+from fedloom.documents import is_number, read_json, read_records, read_toml
 from fedloom.errors import Damaged, FedloomError
 from fedloom.rundir import CHECKPOINTS, CONFIG, METRICS, SUMMARY
 
@@ -127,11 +127,6 @@ def columns(rounds: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
     return found
 
 
-def is_number(value: Any) -> TypeGuard[float]:
-    """Whether it is a finite number; true and false are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
-
-
 def _folders(top: Path) -> Iterator[Path]:
     """The directory and those beneath it, sorted by name; nothing inside a run's own."""
     for here, names, _ in os.walk(top):
@@ -159,7 +154,7 @@ def _is_run(folder: Path) -> bool:
 def _run(folder: Path, top: Path) -> Run:
     config = read_toml(folder / CONFIG)
     summary = read_json(folder / SUMMARY) if (folder / SUMMARY).exists() else None
-    rounds = read_records(folder / METRICS)
+    rounds = read_records(folder / METRICS, notes=True)
     told = (summary or {}).get("diverged")
     diverged = told if isinstance(told, str) else _diverged(folder)
     return Run(folder, _label(config, folder), config, rounds, summary, diverged, _group(folder, top))
