@@ -3,19 +3,22 @@
     python benchmarks/determinism/determinism.py [--runs 20] [--device cuda] [--out FILE]
 
 On a CPU a run is one of 1, 2 and 4 ranks of one thread, has a `PYTHONHASHSEED` of its own and is given its clients in
-another order. On a GPU it is one process with `deterministic=True`, started anew each time; and what that costs is
-timed: rounds of W1 and W3 (`fedloom bench`) with it, and without, captured alike and compiled.
+another order. On a GPU it is one process with `deterministic=True`, started anew each time, that trains the EMNIST CNN
+and the Shakespeare LSTM (W1 and W3 of `fedloom bench`) as well; and what that costs is timed: rounds of those two with
+it, and without, captured alike and compiled.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,6 @@ RANKS = (1, 2, 4)
 
 def hashes(shuffle: int, device: str) -> dict[str, str]:
     """Three rounds of five algorithms; what each came to as SHA-256 of its parameters' bits."""
-    import hashlib
     import random
 
     import torch
@@ -59,11 +61,26 @@ def hashes(shuffle: int, device: str) -> dict[str, str]:
             device=device,
             deterministic=True,
         )
-        bits = hashlib.sha256()
-        for leaf in history.params.values():
-            bits.update(leaf.cpu().numpy().tobytes())
-        found[name] = bits.hexdigest()
-    return found
+        found[name] = digest(history)
+    return found if device == "cpu" else found | {name: digest(history) for name, history in networks(device)}
+
+
+def networks(device: str) -> Iterator[tuple[str, Any]]:
+    """Three rounds of a convolutional and of a recurrent network."""
+    import fedloom as fl
+    from fedloom.bench.workloads import WORKLOADS
+
+    for name in ("W1", "W3"):
+        workload = WORKLOADS[name]
+        run = (workload.task(), workload.data(), workload.algorithm())
+        yield name, fl.simulate(*run, rounds=3, device=device, deterministic=True, **workload.settings())
+
+
+def digest(history: Any) -> str:
+    bits = hashlib.sha256()
+    for leaf in history.params.values():
+        bits.update(leaf.cpu().numpy().tobytes())
+    return bits.hexdigest()
 
 
 def cost() -> dict[str, dict[str, float]]:
