@@ -110,6 +110,9 @@ def resolve(
 
     if executor == "loop":
         return looped("asked for")
+    suits, reason = (True, "asked for") if executor == "vectorized" else _rule(job, cohort)
+    if not suits:  # before a stack is tried, which takes a second or two
+        return looped(reason)
     functional = dataclasses.replace(job.functional, lowered=True)
     stacked = dataclasses.replace(job, functional=functional)
     if not draws:
@@ -125,12 +128,9 @@ def resolve(
         if executor == "vectorized":
             warnings.warn(f"executor='vectorized': {why}; running the loop", stacklevel=3)
         return looped(why)
-    suits, why = (True, "asked for") if executor == "vectorized" else _rule(stacked, cohort)
-    if not suits:
-        return looped(why)
     memory = each * min(job.chunk, cohort)
     program = _program(stacked, memory, rounds, compiled)
-    return stacked, Choice("vectorized", job.chunk, why + uncounted, program, memory=memory)
+    return stacked, Choice("vectorized", job.chunk, reason + uncounted, program, memory=memory)
 
 
 def _program(job: Job, memory: int, rounds: int, compiled: bool | None) -> str:
