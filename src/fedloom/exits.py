@@ -79,4 +79,6 @@ def unheard() -> None:
     """From here on the process does nothing but end: a signal would only change its exit code."""
     for number in () if by_torchrun() else SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    eval("None")  # an interrupt that left an exec() is remembered until the next: Python would end itself by SIGINT
+    # An interrupt that left an exec() is remembered until the next one, and Python would end itself by SIGINT whatever
+    # the exit code. A constant is enough to forget it; nothing from outside is evaluated.
+    eval("None")
