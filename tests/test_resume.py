@@ -23,7 +23,7 @@ from forked import program
 from small_federations import classification, linear
 
 import fedloom as fl
-from fedloom import cli, resumption
+from fedloom import cli, lock, resumption
 from fedloom.errors import Damaged
 from fedloom.rundir import states
 
@@ -390,6 +390,17 @@ def test_a_second_process_is_told_of_the_first(command: str, stopped: Path, hold
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "\n")  # it waited for nothing
     assert f"got one of process {holder.pid} on " in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("holder")
+def test_ranks_do_not_lock_each_other_out(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of those that `torchrun` started may have the lock before the second looks; it has it for both."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    lock.check(stopped)
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(fl.FedloomError, match="nobody works in"):
+        lock.check(stopped)
 
 
 def test_a_lock_goes_with_its_process(stopped: Path, whole: Path, holder: subprocess.Popen[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedloom import durable
 from fedloom.errors import FedloomError
+from fedloom.launched import first_rank
 
 try:
     import fcntl
@@ -44,8 +45,11 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def check(folder: Path) -> None:
-    """An error that names the process at work in `folder`, if there is one."""
-    if fcntl is None or folder.resolve() in _held or not (folder / NAME).exists():
+    """An error that names the process at work in `folder`, if there is one.
+
+    Of those that `torchrun` started the first has the lock for all, and may have it already when another one looks.
+    """
+    if fcntl is None or not first_rank() or folder.resolve() in _held or not (folder / NAME).exists():
         return
     with (folder / NAME).open(encoding="utf-8") as file:
         try:

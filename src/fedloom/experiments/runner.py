@@ -95,10 +95,9 @@ def run_experiment(
     console = Console(quiet=True) if quiet or not first else console or Console()
     runs = experiment.runs()
     check_allowed(allow)
-    if first:
-        lock.check(out)
-        if not going_on:
-            check_free(out)
+    lock.check(out)
+    if first and not going_on:
+        check_free(out)
 
     from fedloom.experiments import build  # torch from here on
 
