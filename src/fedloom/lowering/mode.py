@@ -31,6 +31,7 @@ class Stacked(TorchFunctionMode):
             _VF.lstm: recurrent.lstm,
             _VF.gru: recurrent.gru,
             F.batch_norm: partial(norm.batch_norm, mask),
+            F.local_response_norm: norm.local_response_norm,
             Tensor.data_ptr: _nowhere,
         }
 
