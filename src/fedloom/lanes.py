@@ -43,7 +43,8 @@ class Lanes:
             return
         start, size, sums = self.lane, 1, self.open
         while start % (2 * size) == size and (start - size, size) in self.nodes:
-            sums = _join(self.nodes.pop((start - size, size)), sums)
+            left = self.nodes.pop((start - size, size))  # nobody else has it: added to in place
+            sums = {name: part.add_(sums[name]) for name, part in left.items()}
             start, size = start - size, 2 * size
         self.nodes[start, size] = sums
         self.lane, self.open = None, {}
