@@ -1,8 +1,9 @@
 """Kill runs at random moments and resume them until they end: `python benchmarks/faults/kills.py --kills 200`.
 
 A run is killed with SIGKILL, which nobody can hear, resumed with `fedloom resume`, killed again, and so on until it
-comes to its end. Its last state, its metrics but for the seconds, and its summary's figures must be those of a run that
-nobody disturbed. Every child is a process of its own, forked from this one so that it need not import torch anew.
+comes to its end; or, with `--signal TERM`, asked to leave, and how long it then takes is noted. Its last state, its
+metrics but for the seconds, and its summary's figures must be those of a run that nobody disturbed. Every child is a
+process of its own, forked from this one so that it need not import torch anew.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import platform
 import random
 import shlex
 import signal
+import statistics
 import sys
 import tempfile
 import time
@@ -49,13 +51,15 @@ threads = 1
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--signal", choices=("KILL", "TERM", "INT"), default="KILL")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--out", type=Path, help="a JSON file for the result")
     asked = parser.parse_args()
     preload()
     with tempfile.TemporaryDirectory(prefix="fedloom-kills-") as folder:
-        found = kill_all(Path(folder), asked.kills, asked.rounds, random.Random(asked.seed))
+        sent = signal.Signals[f"SIG{asked.signal}"]
+        found = kill_all(Path(folder), asked.kills, asked.rounds, random.Random(asked.seed), sent)
     command = shlex.join(["python", "benchmarks/faults/kills.py", *sys.argv[1:]])
     found = {"command": command, "date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": machine(), **found}
     text = json.dumps(found, indent=2)
@@ -78,7 +82,9 @@ def preload() -> None:
     plots.write_png = lambda figure, path: None  # a picture takes longer than the run that is to be killed
 
 
-def kill_all(folder: Path, kills: int, rounds: int, draw: random.Random) -> dict[str, Any]:
+def kill_all(
+    folder: Path, kills: int, rounds: int, draw: random.Random, sent: signal.Signals = signal.SIGKILL
+) -> dict[str, Any]:
     """Runs of all families in turn, each killed until it ends, until there were enough kills."""
     files, expected, longest = {}, {}, {}
     for name, (algorithm, sampler) in FAMILIES.items():
@@ -89,7 +95,7 @@ def kill_all(folder: Path, kills: int, rounds: int, draw: random.Random) -> dict
         longest[name] = time.monotonic() - began
         expected[name] = outcome(folder / f"{name}, undisturbed")
     killed = dict.fromkeys(FAMILIES, 0)
-    runs, differing, writing, early = 0, [], 0, 0
+    runs, differing, writing, early, leaving = 0, [], 0, 0, []
     while sum(killed.values()) < kills:
         name = list(FAMILIES)[runs % len(FAMILIES)]
         out = folder / f"{name}, {runs}"
@@ -97,14 +103,20 @@ def kill_all(folder: Path, kills: int, rounds: int, draw: random.Random) -> dict
             begun = (out / "config.toml").exists()
             child = start("resume", out) if begun else start("run", files[name], out)
             time.sleep(draw.uniform(0, (0.6 + 0.05 * attempt) * longest[name]))  # the machine may be slower by now
-            os.kill(child, signal.SIGKILL)  # one that has ended waits for us, and does not mind
+            os.kill(child, sent)  # one that has ended waits for us, and does not mind
+            began = time.monotonic()
             code = wait(child)
             if code == 0:
                 break
-            assert code == -signal.SIGKILL, f"{name}: exit code {code}\n{(folder / 'log').read_text()[-2000:]}"
+            seconds = time.monotonic() - began
+            assert code == -sent or (code == 130 and sent != signal.SIGKILL), (
+                f"{name}: exit code {code}\n{(folder / 'log').read_text()[-2000:]}"
+            )
             if (out / "summary.json").exists():
                 break  # it had ended and was drawing its picture
             killed[name] += 1
+            if code == 130:  # it heard the signal: the child has begun
+                leaving.append(seconds)
             writing += bool(list(out.rglob(".*.new")) + list(out.rglob(".*.old")))
             early += not (out / "metrics.jsonl").exists()
         runs += 1
@@ -114,7 +126,14 @@ def kill_all(folder: Path, kills: int, rounds: int, draw: random.Random) -> dict
             f"{sum(killed.values())} kills, {runs} runs ended, {len(differing)} differing", file=sys.stderr, flush=True
         )
     found = {"kills": sum(killed.values()), "by_family": killed, "runs": runs, "rounds_per_run": rounds}
-    return found | {"while_writing": writing, "before_the_first_round": early, "differing": differing}
+    found |= {"while_writing": writing, "before_the_first_round": early, "differing": differing}
+    if sent != signal.SIGKILL:
+        found["seconds_to_leave"] = {
+            "of": len(leaving),
+            "median": round(statistics.median(leaving), 3),
+            "longest": round(max(leaving), 3),
+        }
+    return found
 
 
 def start(command: str, *arguments: Path) -> int:
