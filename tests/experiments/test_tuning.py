@@ -15,7 +15,7 @@ from rich.console import Console
 
 import fedloom as fl
 from fedloom import cli
-from fedloom.experiments import build, schema
+from fedloom.experiments import build, schema, search
 from fedloom.experiments.selection import Rule, edges
 from fedloom.experiments.tune_file import Axis, TuneSection, read_tune
 from fedloom.experiments.tuning import tune
@@ -328,8 +328,8 @@ SEARCH = ["tune.search={ trials = 6, at_once = 3 }", "tune.grid.algorithm.client
 installed = pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="optuna is not installed")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("optuna") is not None, reason="optuna is installed")
-def test_a_search_without_optuna_says_what_to_do(tmp_path: Path) -> None:
+def test_a_search_without_optuna_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "find_spec", lambda name: None)
     with pytest.raises(fl.FedloomError, match=r"pip install 'fedloom\[tune\]'"):
         tuned(tmp_path / "out", *SEARCH)
     assert not (tmp_path / "out").exists()
