@@ -458,6 +458,12 @@ def test_other_settings_in_the_same_folder_are_refused(file: Path, tmp_path: Pat
         ran(read_study(CURVES.replace('"tiny"', '"other"', 1)), out)
 
 
+def test_a_device_that_is_not_here_leaves_no_folder(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(FedloomError, match=r"device: expected one of .*; got 'cuda:77'"):
+        ran(read_study(file, ["experiment.device=cuda:77"]), tmp_path / "out", file)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_run_that_diverges_is_a_result(tmp_path: Path) -> None:
     wild = PLAIN.replace("values.FedAvg = {}", 'values.FedAvg = { "algorithm.server_lr" = 1e300 }')
     report, said = ran(read_study(wild, scale="smoke"), tmp_path / "out")

@@ -59,6 +59,10 @@ def reproduce(
     _check_folder(study, out)
     _introduce(study, wanted, console)
     began, line = time.perf_counter(), command(study, file)
+    from fedloom.experiments.build import check_device  # torch from here on
+
+    for device in {run.experiment.device for run in wanted}:
+        check_device(device)
     with lock.alone(out):
         _run(study, wanted, out, data_folder, console, reuse, line)
     from fedloom.experiments.stacks import outcome
@@ -169,11 +173,8 @@ def _run(
 ) -> None:
     """All runs that are not finished, stack by stack; an interrupt says how far it came."""
     from fedloom.data.catalog import Shelf
-    from fedloom.experiments import build
     from fedloom.experiments.stacks import adopt, finished, rounds_left, stacks, train
 
-    for device in {run.experiment.device for run in wanted}:
-        build.check_device(device)
     missing = [run for run in wanted if not finished(run.experiment, out / run.slug)]
     write_whole(out / CONFIG, study.to_toml())  # not before what is there was found to have the same settings
     if taken := adopt(missing, out, reuse):
