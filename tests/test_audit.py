@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import json, sys
 
@@ -43,6 +45,7 @@ program("report", run)
 """
 
 
+@pytest.mark.slow
 def test_a_session_unpickles_nothing_and_opens_no_connection(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, cwd=tmp_path)

@@ -25,7 +25,7 @@ import pages  # noqa: E402
 
 matplotlib.use("agg")
 
-SLOW = {"many-gpus", "read-a-run"}  # they start processes of their own
+SLOW = {"tutorial", "many-gpus", "read-a-run"}  # the last two start processes of their own
 NEEDS = {"huggingface": ["transformers", "datasets", "torchmetrics", "flwr_datasets"]}
 RUN = [DOCS / "tutorial.md", *sorted((DOCS / "howto").glob("*.md"))]
 
