@@ -10,7 +10,7 @@ SHARE = 0.02
 """Of a run's time may go into writing its state."""
 
 LONGEST = 60.0
-"""Seconds between two states of a run at most, whatever they cost; of several in one stack the share alone counts."""
+"""Seconds between two states at most, whatever they cost."""
 
 
 class Cadence:
@@ -26,11 +26,11 @@ class Cadence:
     [False, True]
     """
 
-    def __init__(self, longest: float = LONGEST, clock: Callable[[], float] = time.monotonic) -> None:
-        self._longest, self._clock, self._last, self._cost = longest, clock, clock(), 0.0
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._last, self._cost = clock, clock(), 0.0
 
     def due(self) -> bool:
-        return self._clock() - self._last >= min(self._longest, self._cost / SHARE)
+        return self._clock() - self._last >= min(LONGEST, self._cost / SHARE)
 
     @contextmanager
     def writing(self) -> Iterator[None]:

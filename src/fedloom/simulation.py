@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, fields, replace
@@ -225,7 +224,7 @@ def _run_all(runs: Sequence[dict[str, Any]], how: _How) -> list[History]:
         job = replace(job, functional=replace(job.functional, compute=torch.bfloat16))
     shortcut = ServerGraphs() if target.type == "cuda" and ranks.world == 1 else None
     trials: list[Trial] = []
-    cadence = Cadence() if len(runs) == 1 else Cadence(longest=math.inf)
+    cadence = Cadence()
     with (
         tensor_float(target.type == "cuda" and how.precision != "highest"),
         rounds_bar(first.rounds * len(runs), how.progress and ranks.first) as shown,
