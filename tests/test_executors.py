@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -392,3 +394,15 @@ def test_an_unknown_executor_is_an_error_with_the_nearest_name() -> None:
         run(Dense, fl.fedavg(0.1), "vectorised", 1)
     with pytest.raises(fl.FedloomError, match="chunk: expected at least 1 client, got 0"):
         fl.simulate(linear(), DATA[torch.float64], fl.fedavg(0.1), 1, 2, chunk=0)
+
+
+def test_a_short_run_of_a_stack_does_without_torchs_compiler() -> None:
+    """Whose import takes longer than all else that a run begins with."""
+    code = """
+import sys, torch, fedloom as fl
+data = fl.federate(torch.randn(40, 6), torch.arange(40) % 4, [range(0, 20), range(20, 40)])
+history = fl.simulate(fl.Task(lambda: torch.nn.Linear(6, 4)), data, fl.fedavg(0.1), rounds=2, cohort=2)
+print(history.resolved["executor"], "torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["vectorized", "False"]

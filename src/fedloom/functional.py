@@ -7,13 +7,14 @@ the module keeps as persistent buffers (batch norm's statistics, counters) goes 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import eager_transforms
 from torch.func import functional_call
 
 from fedloom import random, tree
@@ -173,8 +174,7 @@ def plain_gradient(
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
     mean, aside = functional.objective(leaves, buffers, x, y, mask, key)
     gradients = torch.autograd.grad(mean, list(leaves.values()), allow_unused=True)
-    pairs = zip(leaves.items(), gradients, strict=True)
-    return {name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in pairs}, *aside
+    return _zeros_for_unused(leaves, gradients), *aside
 
 
 def stackable_gradient(
@@ -186,6 +186,21 @@ def stackable_gradient(
     mask: Tensor | None,
     key: Tensor,
 ) -> Gradient:
-    """By `torch.func.grad`, which `vmap` can stack."""
-    gradient, aside = torch.func.grad(functional.objective, has_aux=True)(params, buffers, x, y, mask, key)
-    return gradient, *aside
+    """As `torch.func.grad` takes it, which `vmap` can stack.
+
+    Its own parts are put together here, since the whole imports torch's compiler, over a second for every run.
+    """
+    transforms: Any = eager_transforms
+    with transforms.grad_increment_nesting() as level, torch.enable_grad():
+        params, *rest = transforms._wrap_all_tensors((params, buffers, x, y, mask, key), level)
+        leaves = {name: transforms._create_differentiable(leaf, level) for name, leaf in params.items()}
+        mean, aside = functional.objective(leaves, *rest)
+        gradients = torch.autograd.grad(mean, list(leaves.values()), allow_unused=True, create_graph=True)
+        found = _zeros_for_unused(leaves, gradients), *aside
+        outside: Gradient = transforms._undo_create_differentiable(found, level)
+        return outside
+
+
+def _zeros_for_unused(leaves: Params, gradients: Sequence[Tensor | None]) -> Params:
+    pairs = zip(leaves.items(), gradients, strict=True)
+    return {name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in pairs}
