@@ -96,6 +96,7 @@ class Stack:
     axes: dict[str, int | None]  # of `own`, in its order, for `vmap`: None where all clients share it
     round: int | None  # of the server; None where stacked runs have come to different ones
     t: int = 0  # of the run, for messages
+    begin: int = 0  # the step of the plan that it goes on with
 
     @property
     def anchor(self) -> Params:

@@ -44,7 +44,7 @@ class Shape:
 class Program:
     """One step of all stacks of one shape."""
 
-    def __init__(self, job: Job, stack: Stack, step: Step, shape: Shape, compiled: bool) -> None:
+    def __init__(self, job: Job, stack: Stack, step: Step, shape: Shape, compiled: bool, pool: Any = None) -> None:
         began = time.perf_counter()
         self.shape, self.compiled = shape, compiled
         device = stack.carry["loss"].device
@@ -92,7 +92,7 @@ class Program:
 
             self.replay: Callable[[], Any] = advance
             if device.type == "cuda":
-                self.replay = captured(self.replay)
+                self.replay = captured(self.replay, pool)
             elif compiled:
                 self.replay()
         self.seconds = time.perf_counter() - began
@@ -101,7 +101,7 @@ class Program:
         """The stack through its steps."""
         with torch.no_grad():
             self._fill(stack)
-            for _ in range(stack.plan.index.shape[1]):
+            for _ in range(stack.begin, stack.plan.index.shape[1]):
                 self.replay()
             count = len(stack.plan.clients)
             carry: Carry = tree.map_state(lambda leaf: leaf[:count], self.inputs["carry"])
@@ -124,7 +124,7 @@ class Program:
             inputs[name][:count, :steps].copy_(_pinned(getattr(plan, name), inputs[name]), non_blocking=True)
         if count < self.shape.clients:
             inputs["sizes"][count:].zero_()
-        inputs["s"].zero_()
+        inputs["s"].fill_(stack.begin)
 
 
 class Programs:
@@ -140,6 +140,7 @@ class Programs:
         self.made: dict[tuple[Step, Shape], Program] = {}
         self.given_up = False
         self.room: tuple[int, int] | None = None  # most steps, most rows of any client
+        self.pool: Any = None  # of a GPU's memory: what a step needs for itself is free again when another one begins
 
     def __call__(self, job: Job, stack: Stack, step: Step) -> Carry:
         if self.given_up:
@@ -147,8 +148,10 @@ class Programs:
         wanted = self._shape(job, stack)
         program = self._fitting(step, wanted)
         if program is None:
+            if self.pool is None and stack.carry["loss"].is_cuda:
+                self.pool = torch.cuda.graph_pool_handle()
             try:
-                program = Program(job, stack, step, wanted, self.compiled)
+                program = Program(job, stack, step, wanted, self.compiled, self.pool)
             except (FedloomError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # whatever a tracer or a compiler says: the step itself is sound, and runs
@@ -162,6 +165,7 @@ class Programs:
     def forget(self) -> None:
         """Let go of all programs and their memory."""
         self.made.clear()
+        self.pool = None
 
     def _shape(self, job: Job, stack: Stack) -> Shape:
         """Room for every client there is; no masks where all clients have whole batches and equally many."""
@@ -175,15 +179,18 @@ class Programs:
         return Shape(count, steps, rows, not full, stack.axes["anchor"] == 0)
 
     def _fitting(self, step: Step, wanted: Shape) -> Program | None:
-        """One that was made for it, or for a few clients more: what is beyond the stack is padding."""
+        """One that was made for it, or for a few clients more: what is beyond the stack is padding.
+
+        Not for twice as many, or a stack that is narrowed would go on at its full width.
+        """
         if (step, wanted) in self.made:
             return self.made[step, wanted]
-        slack = 2.0 if self.compiled else 1.25
+        slack = 1.5 if self.compiled else 1.25
         padded = [
             shape
             for made, shape in self.made
             if made is step
-            and wanted.clients < shape.clients <= slack * wanted.clients
+            and wanted.clients <= shape.clients <= slack * wanted.clients
             and replace(shape, clients=wanted.clients) == replace(wanted, masked=True)
         ]
         return self.made[step, min(padded, key=lambda shape: shape.clients)] if padded else None

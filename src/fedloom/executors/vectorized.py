@@ -19,6 +19,7 @@ from fedloom import tree
 from fedloom.data.federated import Features, take
 from fedloom.errors import FedloomError
 from fedloom.executors.job import Job, Part, Runner, Stack, Trained, info, one_value, train
+from fedloom.executors.narrowing import narrowing, of_members, put_back
 from fedloom.functional import stackable_gradient
 from fedloom.local import Carry
 from fedloom.readings import to_device
@@ -34,7 +35,7 @@ class Vectorized:
     """
 
     def __init__(self, run: Runner, halved: Callable[[int], None], forget: Callable[[], None] = lambda: None) -> None:
-        self.run, self.halved, self.forget = run, halved, forget
+        self.run, self.halved, self.forget = narrowing(run), halved, forget
         self.most: float = math.inf  # clients at a time, once the memory has been exceeded
 
     def __call__(self, job: Job, stacks: Iterable[Sequence[Part]]) -> Iterator[Trained]:
@@ -80,37 +81,33 @@ def vectorized(job: Job, stacks: Iterable[Sequence[Part]]) -> Iterator[Trained]:
 
 
 def eager(job: Job, stack: Stack, step: Step) -> Carry:
-    plan, carry = stack.plan, stack.carry
-    every = torch.arange(len(plan.clients))
-    own = stack.own
-    for s in range(plan.sizes.shape[1]):
-        sizes = plan.sizes[:, s]
+    for s in range(stack.begin, stack.plan.sizes.shape[1]):
         if job.rows_independent:
-            carry = _step(job, stack, s, every, carry, own, step)
+            stack = replace(stack, carry=_step(job, stack, s, step))
             continue
+        sizes = stack.plan.sizes[:, s]
         for size in sizes[sizes > 0].unique().tolist():
-            members = every[sizes == size]
-            mine = {name: _select(part, members) if stack.axes[name] == 0 else part for name, part in own.items()}
-            part = _step(job, stack, s, members, _select(carry, members), mine, step)
-            carry = _put(carry, part, members)
-    return carry
+            members = torch.nonzero(sizes == size).flatten()
+            part = _step(job, of_members(stack, members), s, step)
+            stack = replace(stack, carry=put_back(stack.carry, part, members))
+    return stack.carry
 
 
-def _step(job: Job, stack: Stack, s: int, members: Tensor, carry: Carry, own: dict[str, Any], step: Step) -> Carry:
-    """Step s of the stack's `members`."""
-    plan, device = stack.plan, carry["loss"].device
-    sizes = plan.sizes[members, s]
+def _step(job: Job, stack: Stack, s: int, step: Step) -> Carry:
+    """Step s of the stack."""
+    plan, carry, device = stack.plan, stack.carry, stack.carry["loss"].device
+    sizes = plan.sizes[:, s]
     widest, narrowest = int(sizes.max()), int(sizes.min())
-    index = to_device(plan.index[members, s, :widest], device)
+    index = to_device(plan.index[:, s, :widest], device)
     batch = take(job.data.x, index), take(job.data.y, index)
-    keys = to_device(plan.keys[members, s], device)
+    keys = to_device(plan.keys[:, s], device)
     sizes = to_device(sizes, device)
     mask = None if narrowest == widest else torch.arange(widest, device=device) < sizes[:, None]
     one = client_step(job, stack.round, s, step)
     try:
-        after: Carry = torch.func.vmap(one, client_axes(stack.axes, mask))(carry, batch, mask, sizes, keys, own)
+        after: Carry = torch.func.vmap(one, client_axes(stack.axes, mask))(carry, batch, mask, sizes, keys, stack.own)
     except ValueError as error:
-        raise one_value(error, int(plan.clients[members[0]]), stack.t) from error
+        raise one_value(error, int(plan.clients[0]), stack.t) from error
     return after if narrowest > 0 else where_at_work(sizes > 0, after, carry)
 
 
@@ -137,13 +134,3 @@ def where_at_work(active: Tensor, after: Carry, before: Carry) -> Carry:
 
     chosen: Carry = tree.map_state(choose, after, before)
     return chosen
-
-
-def _select(leaves: Any, members: Tensor) -> Any:
-    return tree.map_state(lambda leaf: leaf[members.to(leaf.device)], leaves)
-
-
-def _put(carry: Carry, part: Carry, members: Tensor) -> Carry:
-    """The stack with its `members` replaced."""
-    placed: Carry = tree.map_state(lambda leaf, new: leaf.index_copy(0, members.to(leaf.device), new), carry, part)
-    return placed
