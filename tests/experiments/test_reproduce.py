@@ -116,11 +116,11 @@ def _not_timed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(reproduce, "estimate", lambda *pile: 1.0)
 
 
-def ran(study: Study, out: Path, file: Path | None = None) -> tuple[dict[str, Any], str]:
+def ran(study: Study, out: Path, file: Path | None = None, **options: Any) -> tuple[dict[str, Any], str]:
     """The report, and what was printed."""
     told = io.StringIO()
     console = Console(file=told, width=140, force_terminal=False)
-    return reproduce.reproduce(study, out, file, console=console), told.getvalue()
+    return reproduce.reproduce(study, out, file, console=console, **options), told.getvalue()
 
 
 # Stacks ---------------------------------------------------------------------------------------------------------------
@@ -278,6 +278,31 @@ def test_a_stack_that_a_signal_ends_goes_on_in_the_middle(file: Path, tmp_path: 
         lines = (out / run.slug / "metrics.jsonl").read_text().splitlines()
         assert summary["resolved"]["resumed"]["round"] >= 1 and len(lines) == summary["rounds"]
         assert not (out / run.slug / "checkpoints").exists()
+
+
+def test_an_unfinished_study_is_told_up_to_the_round_that_all_its_runs_have(file: Path, tmp_path: Path) -> None:
+    text = file.read_text().replace("rounds = 3", "rounds = 6\neval_every = 2").replace("target = 0.3\n", "")
+    file.write_text(text)
+    study, out = read_study(file), tmp_path / "out"
+    with pytest.raises(FedloomError, match="expected a study that was begun, got none: leave out --so-far"):
+        ran(study, out, file, so_far=True)
+
+    def signals(run: StudyRun, record: Any) -> None:
+        if record["round"] == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        stacks.train(stacks.stacks(runs(study))[0], out, Shelf(), None, signals)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    (out / "config.toml").write_text(study.to_toml())
+    told, said = ran(study, out, file, so_far=True)
+    assert "so far: 4 rounds of 4 of 8 runs" in said and "none is called a match" in said
+    assert told["runs"] == 4 and not told["compared"] and "--set experiment.rounds=4" in told["command"]
+    assert all(path.stat().st_mtime_ns == when for path, when in before.items())  # nothing was run
+    shorter = read_study(file, ["experiment.rounds=4"])
+    again, _ = ran(shorter, tmp_path / "shorter", file)
+    found = {json.dumps(each["cell"]): each["values"] for each in again["measured"]}
+    assert all(found[json.dumps(each["cell"])] == each["values"] for each in told["measured"])
 
 
 def test_the_estimate_is_of_the_rounds_that_are_left(

@@ -161,6 +161,9 @@ def reproduce(
     reuse: Annotated[
         list[Path] | None, typer.Option(metavar="FOLDER", help="Take runs with the same settings from there.")
     ] = None,
+    so_far: Annotated[
+        bool, typer.Option("--so-far", help="Run nothing: tell what one that is not finished has come to.")
+    ] = False,
     device: Device = None,
     deterministic: Deterministic = False,
     data: Data = None,
@@ -175,15 +178,16 @@ def reproduce(
     fedloom reproduce fedadp-table1 --scale short --out runs/table1
     fedloom reproduce fedadp-table1 --device cuda --set 'experiment.seeds=[0]'
     fedloom reproduce glad-table10 --only 'data set=MNIST' --reuse runs/glad-table1-full
+    fedloom reproduce fedadp-table1 --so-far
     """
-    if out is not None:
+    if out is not None and not so_far:
         lock.check(out)
     from fedloom.experiments.registry import find_study
     from fedloom.experiments.study import read_study
 
     overrides = _overrides(settings, deterministic, device=device)
     file = find_study(study)
-    _reproduce(read_study(file, overrides, scale, only or ()), file, out, data, quiet, reuse or ())
+    _reproduce(read_study(file, overrides, scale, only or ()), file, out, data, quiet, reuse or (), so_far)
 
 
 def _reproduce(
@@ -193,11 +197,13 @@ def _reproduce(
     data: Path | None,
     quiet: bool,
     reuse: Sequence[Path] = (),
+    so_far: bool = False,
 ) -> None:
     from fedloom.experiments.study import runs
 
     folder = out or Path("runs") / f"{wanted.id}-{wanted.scale}"
-    lock.check(folder)
+    if not so_far:  # which may be asked while it runs
+        lock.check(folder)
     if wanted.facts is None:
         runs(wanted)  # a mistake in a cell is told before anything heavy is loaded
     existing_folder("--data", data)
@@ -208,7 +214,7 @@ def _reproduce(
     with interruptible(folder, "the same command goes on"):
         from fedloom.experiments.reproduce import reproduce as run_study
 
-        run_study(wanted, folder, file, data, quiet, reuse=reuse)
+        run_study(wanted, folder, file, data, quiet, reuse=reuse, so_far=so_far)
 
 
 def tune(

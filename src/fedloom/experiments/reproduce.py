@@ -45,11 +45,12 @@ def reproduce(
     quiet: bool = False,
     console: Console | None = None,
     reuse: Sequence[Path] = (),
+    so_far: bool = False,
 ) -> dict[str, Any]:
     """Run what is not finished of the study under `out`, print it beside the paper's numbers; returns results.json.
 
     `file` is where the study was read from: published numbers may stand beside it. `reuse`: folders of other studies,
-    whose finished runs are taken where the settings are the same.
+    whose finished runs are taken where the settings are the same. `so_far`: run nothing, tell what is there.
     """
     console = Console(quiet=True) if quiet else console or Console()
     numbers = published(study, file)  # its mistakes are told before hours of training
@@ -57,24 +58,22 @@ def reproduce(
         return _tell_facts(study, numbers, out, data_folder, console, command(study, file))
     wanted = runs(study)
     _check_folder(study, out)
+    if so_far:
+        study, outcomes = _cut_short(study, wanted, out)
     _introduce(study, wanted, console)
     began, line = time.perf_counter(), command(study, file)
-    from fedloom.experiments.build import check_device  # torch from here on
-
-    for device in {run.experiment.device for run in wanted}:
-        check_device(device)
-    with lock.alone(out):
-        _run(study, wanted, out, data_folder, console, reuse, line)
-    from fedloom.experiments.stacks import outcome
-
-    outcomes = [(run, outcome(run, out)) for run in wanted]
+    if so_far:
+        _say(console)(f"so far: {study.overrides['rounds']:,} rounds of {len(outcomes):,} of {len(wanted):,} runs")
+    else:
+        outcomes = _trained(study, wanted, out, data_folder, console, reuse, line)
     found = results(study, outcomes)
     verdicts = decide(study, found)
     beside = match(found, numbers)
     _print(study, found, beside, verdicts, console)
     _draw(study, outcomes, found, beside, out, console)
     told = report(study, found, beside, verdicts, outcomes, line)
-    told |= {"seconds": time.perf_counter() - began} | _made(out)  # where and when it was trained, not where it is told
+    made = _made(out)  # where and when it was trained, not where it is told
+    told |= {"seconds": time.perf_counter() - began} | made | ({"command": line} if so_far else {})
     write_json(out / RESULTS, told)
     console.print(f"results: {out / RESULTS}", highlight=False, markup=False, soft_wrap=True)
     return told
@@ -162,6 +161,34 @@ def _say(console: Console) -> Any:
 # The runs -------------------------------------------------------------------------------------------------------------
 
 
+def _cut_short(study: Study, wanted: Sequence[StudyRun], out: Path) -> tuple[Study, list[tuple[StudyRun, Outcome]]]:
+    """The study with as many rounds as all runs that were begun have, and what those came to."""
+    from fedloom.experiments.stacks import so_far
+
+    outcomes, rounds = so_far(wanted, out)
+    return study.model_copy(update={"overrides": {**study.overrides, "rounds": rounds}}), outcomes
+
+
+def _trained(
+    study: Study,
+    wanted: Sequence[StudyRun],
+    out: Path,
+    data_folder: Path | None,
+    console: Console,
+    reuse: Sequence[Path],
+    line: str,
+) -> list[tuple[StudyRun, Outcome]]:
+    """What all runs came to, those that are not finished once they are."""
+    from fedloom.experiments.build import check_device  # torch from here on
+    from fedloom.experiments.stacks import outcome
+
+    for device in {run.experiment.device for run in wanted}:
+        check_device(device)
+    with lock.alone(out):
+        _run(study, wanted, out, data_folder, console, reuse, line)
+    return [(run, outcome(run, out)) for run in wanted]
+
+
 def _run(
     study: Study,
     wanted: Sequence[StudyRun],
@@ -209,12 +236,11 @@ def _run(
                     shelf, name = Shelf(), stack[0].experiment.data.name
                     bar.update(task, description=f"loading {name}")
                 started = time.perf_counter()
+                _remember(line, out, started, stack)  # what a kill leaves has its origin too
                 try:
                     train(stack, out, shelf, data_folder, watch)
-                except KeyboardInterrupt:
+                finally:
                     _remember(line, out, started, stack)
-                    raise
-                _remember(line, out, started, stack)
                 done += len(stack)
                 through += sum(left[run.slug] for run in stack)
                 bar.update(task, completed=through)

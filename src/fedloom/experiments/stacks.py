@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -13,7 +13,7 @@ from fedloom.accounting import LEDGER
 from fedloom.callbacks import Callback
 from fedloom.data.catalog import Shelf, options_of
 from fedloom.differences import difference
-from fedloom.documents import left_behind, read_toml
+from fedloom.documents import left_behind, read_records, read_toml
 from fedloom.errors import Changed, Damaged, Diverged, FedloomError
 from fedloom.experiments import build
 from fedloom.experiments.measures import Outcome
@@ -23,7 +23,7 @@ from fedloom.experiments.study import StudyRun
 from fedloom.history import History
 from fedloom.preparation import client_work
 from fedloom.resumption import newest
-from fedloom.rundir import CHECKPOINTS, CONFIG, SUMMARY, RunDirectory
+from fedloom.rundir import CHECKPOINTS, CONFIG, METRICS, SUMMARY, RunDirectory
 from fedloom.simulation import simulate_trials
 
 MOST = 32
@@ -247,3 +247,21 @@ def outcome(run: StudyRun, out: Path) -> Outcome:
     resolved = summary.get("resolved")
     device = str(resolved.get("device", "cpu")) if isinstance(resolved, dict) else "cpu"
     return Outcome(records, run.target, summary.get("diverged"), device)
+
+
+def so_far(runs: Iterable[StudyRun], out: Path) -> tuple[list[tuple[StudyRun, Outcome]], int]:
+    """What the runs that were begun have left, and how many rounds of it all of them have: up to a test they share."""
+    found: list[tuple[StudyRun, Outcome]] = []
+    reached: list[int] = []
+    for run in runs:
+        folder = out / run.slug
+        if finished(run.experiment, folder):
+            found.append((run, outcome(run, out)))
+        elif records := read_records(folder / METRICS):
+            tested = [record["round"] + 1 for record in records if record.get("test_loss") is not None]
+            reached.append(max(tested, default=0))
+            found.append((run, Outcome(records, run.target, None, run.experiment.device or "cpu")))
+    if not found:
+        raise FedloomError(f"{out}: expected a study that was begun, got none: leave out --so-far")
+    rounds = min(reached, default=max(run.experiment.rounds for run, _ in found))
+    return [(run, replace(left, rounds=left.rounds[:rounds])) for run, left in found], rounds
