@@ -68,7 +68,7 @@ def draw(study: Study, curves: Curves, found: Sequence[Result], numbers: Mapping
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
     for axes, (metric, x, panel) in zip(grid.flat, panels, strict=False):
-        axes.set_title(", ".join(panel.values()))
+        axes.set_title(panel_title(panel))
         axes.grid(axis="y", color=FAINT, linewidth=0.8)
         axes.set_axisbelow(True)
         if wanted.kind == "curves":
@@ -80,6 +80,15 @@ def draw(study: Study, curves: Curves, found: Sequence[Result], numbers: Mapping
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
     _name(figure, study, wanted, looks, lines, wanted.kind != "curves" and bool(numbers))
     return figure
+
+
+def panel_title(panel: Cell) -> str:
+    """The values that a panel is of; a bare number says of which axis.
+
+    >>> panel_title({"data set": "MNIST", "epochs": "1", "clients per round": "5"})
+    'MNIST, epochs 1, clients per round 5'
+    """
+    return ", ".join(f"{axis} {value}" if _numeric([value]) else value for axis, value in panel.items())
 
 
 def _panels(study: Study, wanted: FigureSection, places: Sequence[Cell], curves: Curves) -> list[tuple[str, str, Cell]]:
