@@ -19,11 +19,17 @@ written by `python results/summarise.py`.
 """
 
 
+def kept() -> list[dict[str, Any]]:
+    """All results, each with its `folder`: a study that was run in parts has several."""
+    paths = sorted(HERE.glob("*/results.json"))
+    return [{"folder": path.parent.name, **json.loads(path.read_text(encoding="utf-8"))} for path in paths]
+
+
 def main() -> None:
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(HERE.glob("*/results.json"))]
+    found = kept()
     parts = [HEAD, _overview(found), *(_section(each) for each in found), _missing(found)]
     PAGE.write_text("\n".join(parts), encoding="utf-8")
-    print(f"{PAGE}: {sum(each['id'] in studies() for each in found)} of {len(studies())} tables and figures")
+    print(f"{PAGE}: {len({each['id'] for each in found} & set(studies()))} of {len(studies())} tables and figures")
 
 
 def _overview(found: list[dict[str, Any]]) -> str:
@@ -32,7 +38,7 @@ def _overview(found: list[dict[str, Any]]) -> str:
         decided = [cell["matched"] for cell in each["published"] if cell.get("matched") is not None]
         claims = [claim["holds"] for claim in each["claims"] if claim["holds"] is not None]
         counts = [f"{sum(yes)} of {len(yes)}" if yes else "" for yes in (decided, claims)]
-        name = f"[{each['id']}](#{each['id']})"
+        name = f"[{each['id']}](#{each['folder']})"
         lines.append(f"| {name} | {_part(each)} | {' | '.join(counts)} | {each['seconds']:,.0f} | {each['device']} |")
     return "\n".join(lines) + "\n"
 
@@ -43,17 +49,24 @@ def _part(result: dict[str, Any]) -> str:
 
 
 def _section(result: dict[str, Any]) -> str:
-    folder = f"../results/{result['id']}"
-    lines = [f"## {result['id']}", "", f"{result['title']} ({result['paper']}).", "", f"    {result['command']}", ""]
+    folder = f"../results/{result['folder']}"
+    lines = [
+        f"## {result['folder']}",
+        "",
+        f"{result['title']} ({result['paper']}).",
+        "",
+        f"    {result['command']}",
+        "",
+    ]
     trained = f", {result['runs']} runs" if "runs" in result else ""
     lines += [f"{result['device']}, {result['seconds']:,.0f} s{trained}, scale {_part(result)}."]
     if result.get("stand_in"):
         lines += ["", f"A stand-in, not the paper's own: {result['stand_in']}."]
     lines += ["", *_table(result), "", *(f"- {_claim(claim)}" for claim in result["claims"])]
-    notes = HERE / result["id"] / "notes.md"
+    notes = HERE / result["folder"] / "notes.md"
     if notes.exists():
         lines += ["", notes.read_text(encoding="utf-8").strip()]
-    if (HERE / result["id"] / "figure.png").exists():
+    if (HERE / result["folder"] / "figure.png").exists():
         lines += ["", f"![{result['title']}]({folder}/figure.png)"]
     return "\n".join([*lines, ""])
 
@@ -64,7 +77,7 @@ def _table(result: dict[str, Any]) -> list[str]:
     several = "measure" not in axes and len({cell.get("measure") for cell in result["measured"]}) > 1
     head = [*axes, *(["measure"] if several else []), "measured", "published", "match"]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    own = HERE / result["id"] / "study.toml"
+    own = HERE / result["folder"] / "study.toml"
     study = read_study(own if own.exists() else find_study(result["id"]))
     digits = {each.name: max(1, each.decimals) for each in study.measures}  # a mean of rounds has one too
     for cell in result["measured"]:

@@ -7,7 +7,6 @@ conflicts.toml, measured and published numbers from results/ and the studies.
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import sys
 import tomllib
@@ -43,7 +42,7 @@ def _index(told: dict[str, Any]) -> str:
     lines = ["# Algorithms", "", "| | constructor | paper | measured here |", "|---|---|---|---|"]
     for name, about in told.items():
         paper = f"[{about['paper']}]({about['url']})" if "paper" in about else "none"
-        measured = ", ".join(f"[{result['id']}](../results.md#{result['id']})" for result, _ in _measured(name))
+        measured = ", ".join(f"[{result['id']}](../results.md#{result['folder']})" for result, _ in _measured(name))
         lines.append(f"| [{about['title']}]({name}.md) | `fl.{name}` | {paper} | {measured or 'not run'} |")
     return "\n".join([*lines, "", "A few words on [which to choose](../howto/choose-a-server-optimizer.md).", "", HEAD])
 
@@ -131,10 +130,10 @@ def _results(name: str) -> list[str]:
     for result, measured in _measured(name):
         done.add(result["id"])
         own = {**result, "measured": measured}
-        lines += [f"[{result['title']}](../results.md#{result['id']}) ({result['paper']}):", ""]
+        lines += [f"[{result['title']}](../results.md#{result['folder']}) ({result['paper']}):", ""]
         lines += [*summarise._table(own), "", f"    {result['command']}", ""]
-        if (ROOT / "results" / result["id"] / "figure.png").exists():
-            lines += [f"![{result['title']}](../../results/{result['id']}/figure.png)", ""]
+        if (ROOT / "results" / result["folder"] / "figure.png").exists():
+            lines += [f"![{result['title']}](../../results/{result['folder']}/figure.png)", ""]
     left = [f"`{study.id}`" for study in _trained() if study.id not in done and name in _names(study)]
     if left:
         lines += [f"Not run: {', '.join(left)} (`fedloom reproduce ID`).", ""]
@@ -147,16 +146,10 @@ def _trained() -> list[Study]:
     return [study for study in found if study.facts is None]
 
 
-@cache
-def _found() -> list[dict[str, Any]]:
-    paths = sorted((ROOT / "results").glob("*/results.json"))
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-
-
 def _measured(name: str) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Results that have cells of the algorithm, and these cells."""
     trained = {study.id: study for study in _trained()}
-    for result in _found():
+    for result in summarise.kept():
         if result["id"] in trained:
             study = trained[result["id"]]
             used = [(cell, _algorithm(study, cell)) for cell in cells(study)]
