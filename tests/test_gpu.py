@@ -51,6 +51,16 @@ CASES: list[tuple[Callable[[], nn.Module], Algorithm]] = [
 ]
 
 
+def test_a_stack_that_narrows_agrees_with_the_loop_and_makes_a_program_for_each_width() -> None:
+    data = classification([3, 90, 5, 4, 6, 7, 60, 3, 2, 40, 8, 1])
+    options: dict[str, Any] = {"rounds": 3, "cohort": 12, "batch_size": 8, "device": "cuda", "dtype": torch.float64}
+    runs = [fl.simulate(fl.Task(Dropped), data, fl.scaffold(0.1), executor=how, **options) for how in ("loop", "auto")]
+    assert (
+        runs[1].resolved["executor"] == "vectorized" and runs[1].resolved["programs"] == 2
+    )  # for 12 and for 6 clients
+    assert distance(*runs) <= 1e-12
+
+
 @pytest.mark.parametrize(("model", "algorithm"), CASES, ids=[algorithm.name for _, algorithm in CASES])
 def test_executors_agree_across_devices(model: Callable[[], nn.Module], algorithm: Algorithm) -> None:
     data = classification([1, 7, 50, 20, 33])
