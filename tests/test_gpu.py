@@ -55,9 +55,7 @@ def test_a_stack_that_narrows_agrees_with_the_loop_and_makes_a_program_for_each_
     data = classification([3, 90, 5, 4, 6, 7, 60, 3, 2, 40, 8, 1])
     options: dict[str, Any] = {"rounds": 3, "cohort": 12, "batch_size": 8, "device": "cuda", "dtype": torch.float64}
     runs = [fl.simulate(fl.Task(Dropped), data, fl.scaffold(0.1), executor=how, **options) for how in ("loop", "auto")]
-    assert (
-        runs[1].resolved["executor"] == "vectorized" and runs[1].resolved["programs"] == 2
-    )  # for 12 and for 6 clients
+    assert runs[1].resolved["executor"] == "vectorized" and runs[1].resolved["programs"] == 2  # for 12 and 6
     assert distance(*runs) <= 1e-12
 
 
