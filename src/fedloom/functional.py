@@ -172,9 +172,9 @@ def plain_gradient(
     """By ordinary autograd, for one client."""
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
     mean, aside = functional.objective(leaves, buffers, x, y, mask, key)
-    gradients = torch.autograd.grad(mean, list(leaves.values()), allow_unused=True)
-    pairs = zip(leaves.items(), gradients, strict=True)
-    return {name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in pairs}, *aside
+    mean.backward(inputs=list(leaves.values()))  # into tensors of their own, where `grad` may return one for two leaves
+    gradient = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
+    return gradient, *aside
 
 
 def stackable_gradient(
