@@ -337,6 +337,7 @@ FORGETFUL = {
     "fedprox": fl.fedprox(0.1, mu=0.5),
     "scaffold-II": fl.scaffold(0.1),
     "scaffold-gradmean": fl.scaffold(0.1, option="gradmean"),
+    "gradients-summed": fl.replace(fl.scaffold(0.1, option="gradmean"), client=fl.fedavg(0.1).client),
     "feddyn": fl.feddyn(0.1, alpha=0.5),
 }
 
