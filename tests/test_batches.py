@@ -106,6 +106,20 @@ def test_a_clients_order_does_not_depend_on_its_stack(
         assert torch.equal(some.keys[place, :count], together.keys[client, :count])
 
 
+@given(SIZES, EPOCHS, BATCH, SEED)
+def test_a_part_of_a_plan_is_the_plan_of_those_clients(
+    sizes: list[int], epochs: int, batch: int | None, seed: int
+) -> None:
+    whole = everyone(sizes, Batching(epochs=epochs, batch_size=batch), seed)
+    for place in range(len(sizes)):
+        alone = plan(federation(sizes), torch.tensor([place]), Batching(epochs=epochs, batch_size=batch), seed, 0)
+        part = whole.of(slice(place, place + 1))
+        assert batches(part, 0) == batches(alone, 0)
+        assert torch.equal(part.keys[:, : alone.keys.shape[1]], alone.keys)
+        for name in ("clients", "examples", "steps"):
+            assert torch.equal(getattr(part, name), getattr(alone, name))
+
+
 @given(SIZES, BATCH)
 def test_padding_repeats_rows_of_the_same_client(sizes: list[int], batch: int | None) -> None:
     data = federation(sizes)

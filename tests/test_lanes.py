@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedloom import lanes as lane_sums
 from fedloom import rows as row_sums
 from fedloom.executors.job import _chunks, _far_apart
 from fedloom.lanes import Lanes
@@ -31,6 +32,70 @@ def test_a_row_sum_is_the_fold_of_its_rows(length: int) -> None:
     whole = row_sums.add(None, rows, coefficients)
     pieces = row_sums.add(row_sums.add(None, rows[:2], coefficients[:, :2]), rows[2:], coefficients[:, 2:])
     assert torch.equal(whole, expected) and torch.equal(pieces, expected)
+
+
+def tree_of(lanes: list[tuple[int, Tensor, Tensor]]) -> Tensor:
+    """Row after row within a lane; four lanes or fewer, two by two."""
+    sums: dict[int, Tensor] = {}
+    for lane, rows, coefficients in lanes:
+        total = sums.setdefault(lane, torch.zeros(len(coefficients), rows.shape[1], dtype=torch.float64))
+        for row, column in zip(rows, coefficients.T, strict=True):
+            total += row.double() * column.unsqueeze(1)
+    halves = [[sums[lane] for lane in pair if lane in sums] for pair in ((0, 1), (2, 3))]
+    pairs = [half[0] if len(half) == 1 else half[0] + half[1] for half in halves if half]
+    return pairs[0] if len(pairs) == 1 else pairs[0] + pairs[1]
+
+
+@pytest.mark.parametrize("length", [5, 300_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("waiting", [0, 20, 64])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (2, 3, 0, 1), (0, 7, 1, 9), (0, 0, 4, 0), (20, 1, 20, 1)])
+def test_rows_that_wait_come_to_the_bits_of_rows_that_do_not(
+    length: int, dtype: torch.dtype, waiting: int, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane_sums, "_WAITING", waiting)
+    given = [
+        (lane, stack(10 * lane + k, 1 + k % 2, length).to(dtype), stack(k, 2, 1 + k % 2).double())
+        for lane, size in enumerate(sizes)
+        for k in range(size)
+    ]
+    before = [rows.clone() for _, rows, _ in given]
+    lanes = Lanes()
+    for lane, rows, coefficients in given:
+        lanes.add(lane, {"w": rows, "b": rows[:, :3]}, coefficients)
+    total = lanes.total(Ranks())
+    assert torch.equal(total["w"], tree_of(given)) and torch.equal(total["b"], total["w"][:, :3])
+    assert all(torch.equal(rows, kept) for (_, rows, _), kept in zip(given, before, strict=True))
+
+
+def test_few_rows_wait() -> None:
+    """However long a lane: what is held of it is bounded."""
+    lanes = Lanes()
+    for k in range(100):
+        lanes.add(k // 40, {"w": stack(k, 1, 10)}, torch.ones(1, 1, dtype=torch.float64))
+        assert lanes.waiting < 64 and len(lanes.open.waiting) < 16
+
+
+@pytest.mark.parametrize("length", [20_000, 2**18, 2**18 + 1, 700_000])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_rows_blocks_are_summed_alone(length: int, threads: int) -> None:
+    """Several at a time or one after the other, with any number of threads."""
+    rows, other = stack(0, 2, length), stack(1, 1, length)[0].double()
+    kinds = {
+        row_sums.squares: lambda row, _: row.double().square(),
+        row_sums.dots: lambda row, point: row * point,
+        row_sums.distances: lambda row, point: (row - point) ** 2,
+    }
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for function, entries in kinds.items():
+            found = function(rows) if function is row_sums.squares else function(rows, other)
+            for row, value in zip(rows, found, strict=True):
+                blocks = [entries(*pair).sum() for pair in zip(row.split(2**14), other.split(2**14), strict=True)]
+                assert torch.equal(value, torch.stack(blocks).sum())
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("length", [3, 40_000])

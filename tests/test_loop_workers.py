@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from fedloom.executors.loop import loop
 from fedloom.functional import Functional
 from fedloom.memory import RowStore
 from fedloom.simulation import History
+from fedloom.transforms.base import Transform
 from fedloom.types import Params
 
 
@@ -325,6 +327,69 @@ def test_an_interrupt_does_not_wait_for_the_clients(request: pytest.FixtureReque
         next(loop(job, parts_of(job, list(range(9)))))
     timer.join()
     assert 0 < len(Slow.started) < 2000
+
+
+# Steps in place.
+
+FORGETFUL = {
+    "fedavg": fl.fedavg(0.1),
+    "decay-clip": fl.fedavg(0.1, client_weight_decay=0.01, client_clip_norm=0.5),
+    "fedprox": fl.fedprox(0.1, mu=0.5),
+    "scaffold-II": fl.scaffold(0.1),
+    "scaffold-gradmean": fl.scaffold(0.1, option="gradmean"),
+    "gradients-summed": fl.replace(fl.scaffold(0.1, option="gradmean"), client=fl.fedavg(0.1).client),
+    "feddyn": fl.feddyn(0.1, alpha=0.5),
+}
+
+
+class Twins(nn.Module):
+    """Leaves whose gradient autograd returns as one tensor, and one whose gradient is a single number, expanded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.left, self.right = nn.Linear(64, 4), *(nn.Parameter(torch.zeros(4)) for _ in range(2))
+        self.even = nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x) + (self.left + self.right) + self.even.sum()
+
+
+@pytest.mark.parametrize("model", [Dense, Images, Twins])
+@pytest.mark.parametrize("name", FORGETFUL)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_step_in_place_has_the_bits_of_a_pure_one(model: Callable[[], nn.Module], name: str, workers: int) -> None:
+    algorithm = FORGETFUL[name]
+    assert algorithm.client.forgets
+    pure = replace(algorithm, client=replace(algorithm.client, forgets=False))
+    job = job_of(model, algorithm, workers=workers, chunk=4)
+    run = assignment_of(job, RowStore({5: {key: leaf + 1 for key, leaf in job.functional.params.items()}}))
+    given = {"params": run.params, "shared": run.shared, "row": run.rows.rows[5], "data": {"x": job.data.x}}
+    before = {what: {key: leaf.clone() for key, leaf in leaves.items()} for what, leaves in given.items()}
+    stacks = [[part] for part in cut(job, run, torch.tensor([1, 5, 2, 8, 3]))]
+    trained = list(loop(job, stacks))
+    assert_same_bits(by_client(trained), by_client(list(loop(replace(job, algorithm=pure), stacks))))
+    for what, leaves in given.items():
+        assert all(torch.equal(leaf, before[what][key]) for key, leaf in leaves.items()), what
+    updates = [leaf for part in trained for leaf in part.cohort.updates.values()]
+    spans = sorted((leaf.data_ptr(), leaf.data_ptr() + leaf.nbytes) for leaf in [*updates, *run.params.values()])
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+
+
+def test_what_remembers_its_input_is_stepped_purely() -> None:
+    """A momentum's step is its state: scaled in place, it would forget."""
+    for optimizer in ("momentum", "nesterov", "adam"):
+        assert not fl.fedavg(0.1, client_optimizer=optimizer).client.forgets
+    keeper = Transform("keep", lambda g, state, params, info: (g, {"g": g, "y": params}, info), lambda params: {})
+    assert not keeper.forgets and not fl.chain(keeper, fl.fedavg(0.1).client).forgets
+
+
+def test_a_client_without_rows_leaves_the_model_alone() -> None:
+    job = job_of(Dense, data=data_of([12, 4, 12]), batching=Batching(batch_size=6, drop_last=True))
+    run = assignment_of(job)
+    before = {name: leaf.clone() for name, leaf in run.params.items()}
+    found = by_client(list(loop(job, [[Part(run, torch.arange(3))]])))
+    assert not any(leaf.any() for name, leaf in found[1].items() if name.startswith("update"))
+    assert all(torch.equal(leaf, before[name]) for name, leaf in run.params.items())
 
 
 # Channels-last images.

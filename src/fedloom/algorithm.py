@@ -118,8 +118,9 @@ class Algorithm:
     ) -> tuple[Params, State, Report]:
         """One server round: gate, upload, combine, server step. Inputs are left as they are.
 
-        `cohort` may come in chunks, in ascending client order. With fewer than `min_reports` admitted the round is
-        void: parameters and state are returned unchanged. All arithmetic is float64; parameters keep their dtype.
+        `cohort` may come in chunks, in ascending client order, whose tensors stay as they are until this returns. With
+        fewer than `min_reports` admitted the round is void: parameters and state are returned unchanged. All arithmetic
+        is float64; parameters keep their dtype.
         """
         intake = self.open(params, state, needs, min_reports=min_reports)
         for chunk in [cohort] if isinstance(cohort, Cohort) else cohort:

@@ -65,6 +65,10 @@ class Plan:
     sizes: Tensor  # (K, S); 0 beyond the client's last step
     keys: Tensor  # (K, S) for dropout
 
+    def of(self, rows: slice | Tensor) -> Plan:
+        """That of some of the clients."""
+        return Plan(*(column[rows] for column in vars(self).values()))
+
 
 def plan(
     data: FederatedData,

@@ -173,8 +173,8 @@ def plain_gradient(
     """By ordinary autograd, for one client."""
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
     mean, aside = functional.objective(leaves, buffers, x, y, mask, key)
-    gradients = torch.autograd.grad(mean, list(leaves.values()), allow_unused=True)
-    return _zeros_for_unused(leaves, gradients), *aside
+    mean.backward(inputs=list(leaves.values()))  # into tensors of their own, where `grad` may return one for two leaves
+    return _zeros_for_unused(leaves, [leaf.grad for leaf in leaves.values()]), *aside
 
 
 def stackable_gradient(

@@ -69,16 +69,22 @@ def step(
     rows: Tensor | int,
     key: Tensor,
     info: Info,
+    in_place: bool = False,
 ) -> Carry:
-    """One local step: y = y - transform(gradient of the batch's mean loss at y)."""
+    """One local step: y = y - transform(gradient of the batch's mean loss at y).
+
+    `in_place` writes into y, which has to be nobody else's, and into the gradient: for a transform that `forgets`.
+    """
     y = carry["params"]
     gradient, loss, buffers, counted = gradient_of(functional, y, carry["buffers"], *batch, mask, key)
-    direction, optimizer, _ = algorithm.client.update(gradient, carry["optimizer"], y, replace(info, raw=gradient))
+    gradients = tree.map(torch.add, carry["gradients"], gradient) if carry["gradients"] else {}
+    told = replace(info, raw=gradient, spent=in_place)
+    direction, optimizer, _ = algorithm.client.update(gradient, carry["optimizer"], y, told)
     return {
-        "params": tree.map(torch.sub, y, direction),
+        "params": tree.map(Tensor.sub_ if in_place else torch.sub, y, direction),
         "buffers": buffers,
         "optimizer": optimizer,
-        "gradients": tree.map(torch.add, carry["gradients"], gradient) if carry["gradients"] else {},
+        "gradients": gradients,
         "loss": carry["loss"] + loss * rows,
         "counted": tree.map(torch.add, carry["counted"], counted),
     }

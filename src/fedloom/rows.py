@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -19,8 +20,11 @@ from fedloom import tree
 _BLOCK = 2**14
 """Entries at a time: 128 KiB of float64, and fewer than torch splits among threads."""
 
-_WIDE = 2**15
+WIDE = 2**17
 """Entries at a time where each has a sum of its own, so that threads may share them: fewer blocks, fewer dispatches."""
+
+_GROUP = 16
+"""Blocks whose entries are computed at once, each with a sum of its own."""
 
 _SMALL = 2**17
 """Entries of a stack for which dispatching row after row would take longer than adding them up."""
@@ -39,7 +43,7 @@ def squares(rows: Tensor) -> Tensor:
     if rows.shape[1] <= _BLOCK:
         exact = rows.double()
         return tree.total(exact * exact, lead=1)
-    return _by_blocks(rows, lambda row, start: row.double().square_())
+    return _by_blocks(rows, lambda row, part: row[part].double().square_())
 
 
 def dots(rows: Tensor, other: Tensor) -> Tensor:
@@ -50,7 +54,7 @@ def dots(rows: Tensor, other: Tensor) -> Tensor:
     """
     if rows.shape[1] <= _BLOCK or rows.device.type != "cpu":
         return tree.total(rows * other, lead=1)
-    return _by_blocks(rows, lambda row, start: row * other[start : start + _BLOCK])
+    return _by_blocks(rows, lambda row, part: row[part] * other[part])
 
 
 def distances(rows: Tensor, other: Tensor) -> Tensor:
@@ -61,7 +65,7 @@ def distances(rows: Tensor, other: Tensor) -> Tensor:
     """
     if rows.shape[1] <= _BLOCK or rows.device.type != "cpu":
         return tree.total((rows - other) ** 2, lead=1)
-    return _by_blocks(rows, lambda row, start: (row - other[start : start + _BLOCK]) ** 2)
+    return _by_blocks(rows, lambda row, part: (row[part] - other[part]) ** 2)
 
 
 def add(total: Tensor | None, rows: Tensor, coefficients: Tensor) -> Tensor:
@@ -78,21 +82,29 @@ def add(total: Tensor | None, rows: Tensor, coefficients: Tensor) -> Tensor:
         from fedloom.kernels import add_rows
 
         return add_rows(total, rows, coefficients)
-    if rows.numel() <= _SMALL:  # the last of the running sums, in a few operations
+    if rows.numel() <= _SMALL and len(rows) > 2:  # the last of the running sums, in a few operations
         products = rows.double().unsqueeze(0) * coefficients.unsqueeze(2)
         return torch.cat([total.unsqueeze(1), products], 1).cumsum(1)[:, -1]
     columns = coefficients.T.unsqueeze(2)  # (K, Q, 1)
-    for part, block in zip(total.split(_WIDE, 1), rows.split(_WIDE, 1), strict=True):
+    for part, block in zip(total.split(WIDE, 1), rows.split(WIDE, 1), strict=True):
         for row, column in zip(block, columns, strict=True):
             part += row.double() * column
     return total
 
 
-def _by_blocks(rows: Tensor, entries: Callable[[Tensor, int], Tensor]) -> Tensor:
+def _by_blocks(rows: Tensor, entries: Callable[[Tensor, slice], Tensor]) -> Tensor:
     """Each row's blocks summed alone, their sums folded."""
-    starts = range(0, rows.shape[1], _BLOCK)
-    parts = [torch.stack([entries(row[start : start + _BLOCK], start).sum() for start in starts]) for row in rows]
-    return tree.total(torch.stack(parts), lead=1)
+    length = rows.shape[1]
+    whole = length // _BLOCK * _BLOCK
+    cuts = [*range(0, whole, _GROUP * _BLOCK), whole]
+
+    def sums(row: Tensor) -> Tensor:
+        parts = [entries(row, slice(a, b)).unflatten(0, (-1, _BLOCK)).sum(1) for a, b in pairwise(cuts)]
+        if whole < length:
+            parts.append(entries(row, slice(whole, length)).sum().unsqueeze(0))
+        return torch.cat(parts)
+
+    return tree.total(torch.stack([sums(row) for row in rows]), lead=1)
 
 
 def _on_gpu(rows: Tensor) -> bool:

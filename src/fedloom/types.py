@@ -96,6 +96,7 @@ class Info:
     anchor: Params = field(default_factory=dict)  # x^t
     shared: Params = field(default_factory=dict)  # the server's part of a memory
     row: Params = field(default_factory=dict)  # the client's own
+    spent: bool = False  # nobody reads the gradient again: a transform that `forgets` may write into it
 
 
 @dataclass

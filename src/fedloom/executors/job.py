@@ -70,6 +70,7 @@ class Part:
     assignment: Assignment
     clients: Tensor
     lane: int = 0
+    plan: Plan | None = None  # its batches, where they are known already
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,8 @@ def _far_apart(count: int) -> list[int]:
     return sorted(range(count), key=lambda number: f"{number:0{digits}b}"[::-1])
 
 
-def train(job: Job, parts: Sequence[Part], run: Runner) -> Iterator[Trained]:
-    """A stack of clients through one round of local work."""
+def train(job: Job, parts: Sequence[Part], run: Runner, owned: bool = False) -> Iterator[Trained]:
+    """A stack of clients through one round of local work; `owned`: nobody else has the parameters `run` ends with."""
     algorithm = job.algorithm
     memory = algorithm.memory
     stack = _stacked(job, parts)
@@ -177,7 +178,8 @@ def train(job: Job, parts: Sequence[Part], run: Runner) -> Iterator[Trained]:
         carry = run(job, stack, local.step)
         if memory is not None and memory.gradient == "mean":
             gradient = _divide_rows(carry["gradients"], steps)
-        update = tree.map(torch.sub, stack.anchor, carry["params"])
+        owned = owned and memory is None  # a memory reads them
+        update = tree.map(_difference_in_place if owned else torch.sub, stack.anchor, carry["params"])
     losses = carry["loss"] / to_device(seen.to(carry["loss"].dtype), carry["loss"].device)
     start = 0
     for part in parts:
@@ -201,6 +203,11 @@ def train(job: Job, parts: Sequence[Part], run: Runner) -> Iterator[Trained]:
             extra=extra or None,
         )
         yield Trained(part, cohort, next_rows, _rows_of(carry["counted"], own))
+
+
+def _difference_in_place(x: Tensor, y: Tensor) -> Tensor:
+    """x - y in the place of y, unless y lies in another order than the updates."""
+    return torch.sub(x, y, out=y) if y.is_contiguous() else x - y
 
 
 def _rows_of(leaves: Params, own: slice) -> Params:
@@ -245,13 +252,14 @@ def _planned(job: Job, parts: Sequence[Part], stack: Stack, whole: bool) -> Stac
     batching, purpose = job.batching, "batches"
     if whole:
         batching, purpose = Batching(batch_size=batching.batch_size, drop_last=batching.drop_last), "gradient"
-    plans = []
-    for _, group in groupby(parts, key=lambda part: id(part.assignment.data)):
-        alike = list(group)
-        first = alike[0].assignment
-        seeds = [part.assignment.seed for part in alike for _ in range(len(part.clients))]
-        clients = torch.cat([part.clients for part in alike])
-        plans.append(plan(first.data, clients, batching, seeds, first.round, purpose))
+    plans = [] if whole else [part.plan for part in parts if part.plan is not None]
+    if not plans:
+        for _, group in groupby(parts, key=lambda part: id(part.assignment.data)):
+            alike = list(group)
+            first = alike[0].assignment
+            seeds = [part.assignment.seed for part in alike for _ in range(len(part.clients))]
+            clients = torch.cat([part.clients for part in alike])
+            plans.append(plan(first.data, clients, batching, seeds, first.round, purpose))
     made = joined(plans)
     if job.two_rows and bool((alone := (made.sizes == 1).any(1)).any()):
         raise _needs_two_rows(int(made.clients[alone][0]), stack.t)

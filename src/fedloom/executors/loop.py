@@ -13,14 +13,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedloom import random, tree
+from fedloom import local, random, tree
+from fedloom.batches import plan
 from fedloom.data.federated import take
 from fedloom.executors.job import Job, Part, Stack, Trained, info, one_value, train
 from fedloom.executors.layout import Layout, layout
@@ -42,7 +43,7 @@ def loop(job: Job, stacks: Iterable[Sequence[Part]]) -> Iterator[Trained]:
     # torch has one generator for all threads, and autocasting for each
     if job.workers == 1 or job.draws or torch.is_autocast_enabled("cpu"):
         for piece in pieces:
-            yield from train(job, [piece], crew.run)
+            yield from train(job, [piece], crew.run, job.algorithm.client.forgets)
     else:
         yield from _side_by_side(job, pieces, crew)
 
@@ -51,8 +52,13 @@ def _pieces(job: Job, part: Part) -> Iterator[Part]:
     """Ascending in client: a part is summed up in that order, whatever its pieces."""
     size = sum(leaf.numel() * leaf.element_size() for leaf in job.functional.params.values())
     most = min(_PIECE // size, len(part.clients) // (_SHARES * job.workers) if job.workers > 1 else _PIECE)
-    for clients in part.clients.sort().values.split(max(1, most)):
-        yield replace(part, clients=clients)
+    run, clients = part.assignment, part.clients.sort().values
+    trains = job.algorithm.work.name != "full_gradient"
+    planned = plan(run.data, clients, job.batching, run.seed, run.round) if trains else None  # takes as long for one
+    most = max(1, most)
+    for start in range(0, len(clients), most):
+        own = slice(start, start + most)
+        yield replace(part, clients=clients[own], plan=None if planned is None else planned.of(own))
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,9 @@ class _Crew:
         carry: Carry
         carry, own = self.layout.lay(tree.map_state(lambda leaf: leaf[k], (stack.carry, own)))
         own |= shared | {"rate": own["rate"].item()}
+        if step is local.step and job.algorithm.client.forgets:
+            carry["params"] = tree.map(torch.clone, carry["params"])  # its own, to be written into
+            step = partial(step, in_place=True)
         device = carry["loss"].device
         index, keys = plan.index[k].to(device), plan.keys[k].to(device)
         for s, size in enumerate(plan.sizes[k, : int(plan.steps[k])].tolist()):
@@ -115,7 +124,7 @@ def _side_by_side(job: Job, pieces: Iterable[Part], crew: _Crew) -> Iterator[Tra
         own.job = replicas.get()
 
     def work(piece: Part) -> Trained:
-        (trained,) = train(own.job, [piece], crew.run)
+        (trained,) = train(own.job, [piece], crew.run, job.algorithm.client.forgets)
         return trained
 
     pool = ThreadPoolExecutor(job.workers, "fedloom", begin)

@@ -66,10 +66,9 @@ def _until(plan: Plan, step: int) -> Plan:
 
 def of_members(stack: Stack, members: Tensor) -> Stack:
     """Some of a stack's clients, as a stack."""
-    plan = Plan(*(values[members] for values in vars(stack.plan).values()))
     rows = to_device(members, stack.carry["loss"].device)
     own = {name: _rows(part, rows) if stack.axes[name] == 0 else part for name, part in stack.own.items()}
-    return replace(stack, plan=plan, carry=_rows(stack.carry, rows), own=own)
+    return replace(stack, plan=stack.plan.of(members), carry=_rows(stack.carry, rows), own=own)
 
 
 def put_back(carry: Carry, part: Carry, members: Tensor) -> Carry:

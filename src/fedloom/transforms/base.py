@@ -35,6 +35,7 @@ class Transform:
     rates: Schedule | None = None  # the learning rate in it
     reads_clients: bool = False  # whether it reads of the clients more than their mean
     corrects: bool = False  # whether it steers a client by x^t or a memory, which is more than to train as it likes
+    forgets: bool = False  # whether it keeps nothing that it is given, and hands on nothing of it but g
 
     def then(self, *others: Transform) -> Transform:
         if not others:
@@ -59,7 +60,8 @@ class Transform:
         rates = next((part.rates for part in reversed(parts) if part.rates is not None), None)
         name = f"chain({', '.join(part.name for part in parts)})"
         reads_clients, corrects = any(part.reads_clients for part in parts), any(part.corrects for part in parts)
-        return Transform(name, update, init, pending, rates, reads_clients, corrects)
+        forgets = all(part.forgets for part in parts)
+        return Transform(name, update, init, pending, rates, reads_clients, corrects, forgets)
 
     def __repr__(self) -> str:
         return self.name
@@ -87,7 +89,9 @@ def changed(g: Params, state: PartState, info: Info) -> tuple[Params, PartState,
     return g, state, replace(info, raw=g)
 
 
-def stateless(name: str, function: Callable[[Params, Params, Info], Params], *, corrects: bool = False) -> Transform:
+def stateless(
+    name: str, function: Callable[[Params, Params, Info], Params], *, corrects: bool = False, forgets: bool = False
+) -> Transform:
     """A transform without state, from a pure `function(g, params, info) -> g`; the raw gradient goes through it too."""
 
     def update(g: Params, state: PartState, params: Params, info: Info) -> tuple[Params, PartState, Info]:
@@ -95,7 +99,7 @@ def stateless(name: str, function: Callable[[Params, Params, Info], Params], *, 
         raw = new if info.raw is g else function(info.raw, params, info)
         return new, state, replace(info, raw=raw)
 
-    return Transform(name, update, corrects=corrects)
+    return Transform(name, update, corrects=corrects, forgets=forgets)
 
 
 def from_torch(optimizer: type[torch.optim.Optimizer], **options: Any) -> Transform:

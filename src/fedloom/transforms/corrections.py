@@ -22,6 +22,7 @@ def add_proximal(mu: float) -> Transform:
         f"add_proximal({mu:g})",
         lambda g, params, info: tree.map(lambda g, y, x: g + mu * (y - x), g, params, info.anchor),
         corrects=True,
+        forgets=True,
     )
 
 
@@ -31,6 +32,7 @@ def add_control() -> Transform:
         "add_control()",
         lambda g, params, info: tree.map(lambda g, c, ck: g + c - ck, g, info.shared, info.row),
         corrects=True,
+        forgets=True,
     )
 
 
@@ -40,6 +42,7 @@ def add_dynamic(alpha: float) -> Transform:
         f"add_dynamic({alpha:g})",
         lambda g, params, info: tree.map(lambda g, q, y, x: g - q + alpha * (y - x), g, info.row, params, info.anchor),
         corrects=True,
+        forgets=True,
     )
 
 
@@ -47,7 +50,9 @@ def add_weight_decay(decay: float) -> Transform:
     """decay x: before an optimizer L2 regularisation, after it decoupled decay (AdamW)."""
     non_negative("client_weight_decay", decay)
     return stateless(
-        f"add_weight_decay({decay:g})", lambda g, params, info: tree.map(lambda g, x: g + decay * x, g, params)
+        f"add_weight_decay({decay:g})",
+        lambda g, params, info: tree.map(lambda g, x: g + decay * x, g, params),
+        forgets=True,
     )
 
 
@@ -61,7 +66,7 @@ def clip_gradient(norm: float) -> Transform:
         factor = torch.where(length > norm, norm / length, 1.0)
         return tree.map(lambda leaf: leaf * factor, g)
 
-    return stateless(f"clip_gradient({norm:g})", apply)
+    return stateless(f"clip_gradient({norm:g})", apply, forgets=True)
 
 
 def drift(alpha: float) -> Transform:

@@ -24,9 +24,10 @@ def scale(rate: Rate, what: str = "rate") -> Transform:
 
     def apply(g: Params, params: Params, info: Info) -> Params:
         eta = schedule(info.round, info.step, info.steps, info.rate if info.schedule is schedule else None)
-        return tree.map(lambda leaf: leaf * (eta.to(leaf.dtype) if isinstance(eta, Tensor) else eta), g)
+        times = Tensor.mul_ if info.spent and info.raw is g else torch.mul
+        return tree.map(lambda leaf: times(leaf, eta.to(leaf.dtype) if isinstance(eta, Tensor) else eta), g)
 
-    return replace(stateless(f"scale({schedule})", apply), rates=schedule)
+    return replace(stateless(f"scale({schedule})", apply, forgets=True), rates=schedule)
 
 
 def momentum(beta: float = 0.9, variant: str = "heavyball") -> Transform:
