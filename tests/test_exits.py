@@ -17,7 +17,7 @@ import pytest
 
 import fedloom
 from fedloom import cli, doctor
-from fedloom.experiments import reproduce, runner, tune_report
+from fedloom.experiments import reproduce, runner, stacks, tune_report
 
 SETTINGS = """
 rounds = 2
@@ -94,7 +94,13 @@ def test_an_interrupt_before_the_first_round_says_so(
 def test_a_study_counts_the_runs_that_are_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reproduce, "_remember", interrupt)
+    train = stacks.train
+
+    def then_interrupt(*given: Any) -> None:
+        train(*given)
+        interrupt()
+
+    monkeypatch.setattr(stacks, "train", then_interrupt)
     code, said = ended(capsys, *begun("reproduce", tmp_path))
     assert code == 130 and said.startswith("fedloom: interrupted with 1 of 2 runs finished, kept in ")
 
