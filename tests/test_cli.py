@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fedloom import __version__, cli, errors
+from fedloom import __main__, __version__, cli, errors
 from fedloom.experiments import registry, runner
 from fedloom.experiments.algorithm_sections import ALGORITHMS
 
@@ -257,3 +259,13 @@ def test_a_missing_extra_comes_with_its_pip_line(monkeypatch: pytest.MonkeyPatch
 def test_help_and_version(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(*arguments) == 0
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_program_asks_the_c_library_to_keep_memory(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that cannot be asked is left as it is."""
+    asked: list[tuple[int, int]] = []
+    library = SimpleNamespace(mallopt=lambda *option: asked.append(option)) if known else SimpleNamespace()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    __main__._keep_freed_memory()
+    assert asked == ([(-1, 2**31 - 1), (-3, 2**31 - 1)] if known else [])
