@@ -34,7 +34,7 @@ MISTAKES = [
     (["--trials", "--executor", "loop,auto"], "--trials: expected one --executor"),
     (["--out", "somewhere"], "--out: expected with --growth"),
     (["--peers", "--workloads", "W5,W6"], "--peers: expected one of W1, W2, W3, W4, got W5, W6 alone"),
-    (["--fast"], "No such option"),
+    (["--fast"], "No such option: --fast"),
 ]
 
 
