@@ -65,7 +65,14 @@ def reproduce(
     if so_far:
         _say(console)(f"so far: {study.overrides['rounds']:,} rounds of {len(outcomes):,} of {len(wanted):,} runs")
     else:
-        outcomes = _trained(study, wanted, out, data_folder, console, reuse, line)
+        from fedloom.experiments.build import check_device  # torch from here on
+        from fedloom.experiments.stacks import outcome
+
+        for device in {run.experiment.device for run in wanted}:
+            check_device(device)
+        with lock.alone(out):
+            _run(study, wanted, out, data_folder, console, reuse, line)
+        outcomes = [(run, outcome(run, out)) for run in wanted]
     found = results(study, outcomes)
     verdicts = decide(study, found)
     beside = match(found, numbers)
@@ -167,26 +174,6 @@ def _cut_short(study: Study, wanted: Sequence[StudyRun], out: Path) -> tuple[Stu
 
     outcomes, rounds = so_far(wanted, out)
     return study.model_copy(update={"overrides": {**study.overrides, "rounds": rounds}}), outcomes
-
-
-def _trained(
-    study: Study,
-    wanted: Sequence[StudyRun],
-    out: Path,
-    data_folder: Path | None,
-    console: Console,
-    reuse: Sequence[Path],
-    line: str,
-) -> list[tuple[StudyRun, Outcome]]:
-    """What all runs came to, those that are not finished once they are."""
-    from fedloom.experiments.build import check_device  # torch from here on
-    from fedloom.experiments.stacks import outcome
-
-    for device in {run.experiment.device for run in wanted}:
-        check_device(device)
-    with lock.alone(out):
-        _run(study, wanted, out, data_folder, console, reuse, line)
-    return [(run, outcome(run, out)) for run in wanted]
 
 
 def _run(
