@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,20 @@ def test_the_same_seed_gives_the_same_bits(executor: str) -> None:
     assert digest(first.params) == digest(second.params)
     assert without_clock(first) == without_clock(second)
     assert distance(first, other) > 1e-3
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_client_weighs_as_much_as_its_rows_do(executor: str) -> None:
+    """One step of half a square's gradient moves a client from 0 to a tenth of its centre."""
+    data = quadratics([[1.0, 0.0], [0.0, 1.0]], [1, 3])
+    weighed = replace(data, row_weights=torch.tensor([7, 1, 1, 1]))  # 7 and 3 in place of 1 and 3
+    options: dict[str, Any] = {"rounds": 1, "cohort": 2, "batch_size": None, "dtype": torch.float64}
+    options["executor"] = executor
+    for rows, shares in ((data, [0.25, 0.75]), (weighed, [0.7, 0.3]), (weighed.pooled, [0.25, 0.75])):
+        run = fl.simulate(POINT, rows, fl.fedavg(0.1), **options | {"cohort": rows.population})
+        assert flat(run).tolist() == pytest.approx([0.1 * share for share in shares], abs=1e-12)
+    alike = fl.simulate(POINT, weighed, fl.fedavg(0.1, weighting=fl.uniform()), **options)
+    assert flat(alike).tolist() == pytest.approx([0.05, 0.05], abs=1e-12)
 
 
 def told() -> str:

@@ -197,7 +197,7 @@ class Trial:
 
     def _hand_in(self, round: Round, trained: Trained, misfits: Mapping[int, str] | None = None) -> None:
         cohort = trained.cohort
-        weights = (cohort.examples > 0).double() if self.setup.sampler.each_draw_counts else None
+        weights = (cohort.examples > 0).double() if self.setup.sampler.each_draw_counts else cohort.weights
         counts = None
         if round.drawn.multiplicity is not None:
             counts = round.drawn.multiplicity[torch.searchsorted(round.drawn.clients, cohort.clients)]

@@ -33,6 +33,12 @@ def test_digits() -> None:
     assert data.examples.tolist() == [144] * 8 + [143] * 2
 
 
+@pytest.mark.parametrize(("weights", "got"), [("tokens", "its targets are none"), ("words", "examples, tokens")])
+def test_only_sequences_have_tokens_to_weigh_by(weights: str, got: str) -> None:
+    with pytest.raises(FedloomError, match=rf"load\('digits'\), weights: expected .*{got}"):
+        load("digits", weights=weights)
+
+
 def test_the_split_does_not_follow_the_seed() -> None:
     one, two = load("digits", seed=1), load("digits", seed=2)
     assert torch.equal(one.x, two.x)  # type: ignore[arg-type]

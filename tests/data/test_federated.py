@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -213,6 +214,8 @@ def test_fingerprint_sees_every_part() -> None:
         small(test=(torch.zeros(3, 2), torch.tensor([0, 1, 2]))),
         small(test=(torch.ones(3, 2), torch.tensor([0, 1, 3]))),
         data.to("cpu", torch.float64),
+        replace(data, row_weights=torch.ones(6)),
+        replace(data, row_weights=torch.arange(6)),
     ]
     assert len({data.fingerprint(), *(other.fingerprint() for other in changed)}) == 1 + len(changed)
 

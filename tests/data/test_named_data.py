@@ -251,6 +251,9 @@ def test_shakespeare_of_the_moby_edition(tmp_path: Path) -> None:
     assert data.examples.tolist() == [1, 2]  # Fool, KING: the last line of each is test data
     assert data.client_test is not None and data.client_test[1].tolist() == [0, 1, 2]
     assert tensors(data)[3][1, :6].tolist() == tokens.character_ids("Again!").tolist()
+    said = [(tensors(data)[1][data.rows(client)] != tokens.PAD).sum().item() for client in (0, 1)]
+    weighed = small_load("shakespeare", tmp_path, weights="tokens").weights
+    assert data.weights is None and weighed is not None and weighed.tolist() == said
 
 
 def test_shakespeare_of_leaf(tmp_path: Path) -> None:

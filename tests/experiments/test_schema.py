@@ -166,7 +166,7 @@ def test_every_schedule_has_a_section() -> None:
 def test_partition_sections(name: str) -> None:
     parameters = own_parameters(getattr(partition, name))
     given = {key: p for key, p in parameters.items() if key not in catalog.READS}
-    assert set(PARTITIONS[name].model_fields) == {"name", "partition", "clients", "seed"} | set(given)
+    assert set(PARTITIONS[name].model_fields) == {"name", "partition", "clients", "seed", "weights"} | set(given)
     assert_same_defaults(PARTITIONS[name], given)
 
 

@@ -30,6 +30,7 @@ READS: dict[str, Callable[[Source], Any]] = {
     "owner_ids": lambda source: source.owners,
 }
 DEFAULT_CLIENTS = 10
+WEIGHTS = ("examples", "tokens")
 
 
 def digits() -> Source:
@@ -109,7 +110,12 @@ def datasets() -> list[str]:
 
 
 def load(
-    name: str, partition: str | None = None, clients: int | None = None, seed: int = 0, **options: Any
+    name: str,
+    partition: str | None = None,
+    clients: int | None = None,
+    seed: int = 0,
+    weights: str = "examples",
+    **options: Any,
 ) -> FederatedData:
     """Reads the data set `name` and deals its training rows to `clients` clients (10 unless told).
 
@@ -117,13 +123,13 @@ def load(
     (writers, roles, users) keep them, and any other are dealt `"iid"`. `options` are that function's other arguments
     (alpha, shards_per_client, ...) and the data set's own: `folder` says where its files are ($FEDLOOM_DATA, else the
     user's cache), `verify=False` takes them as they are, and `style`, `task`, ... choose between the papers'
-    preprocessing.
+    preprocessing. `weights="tokens"` weighs a client by the targets of its sequences that are no padding.
 
     >>> data = load("digits", partition="dirichlet", clients=100, alpha=0.1)
     >>> data.population, data.examples.unique(), data.classes
     (100, tensor([14]), 10)
     """
-    return Shelf().load(name, partition, clients, seed, **options)
+    return Shelf().load(name, partition, clients, seed, weights, **options)
 
 
 class Shelf:
@@ -142,7 +148,13 @@ class Shelf:
         self._dealt: dict[str, FederatedData] = {}
 
     def load(
-        self, name: str, partition: str | None = None, clients: int | None = None, seed: int = 0, **options: Any
+        self,
+        name: str,
+        partition: str | None = None,
+        clients: int | None = None,
+        seed: int = 0,
+        weights: str = "examples",
+        **options: Any,
     ) -> FederatedData:
         """As `load`, from what was read before where that will do."""
         if name not in READERS:
@@ -151,19 +163,21 @@ class Shelf:
         partition = partition or ("natural" if by_itself else "iid")
         if partition not in partitioners.__all__:
             raise choose(f"load({name!r}), partition", partition, partitioners.__all__)
+        if weights not in WEIGHTS:
+            raise choose(f"load({name!r}), weights", weights, WEIGHTS)
         own = options_of(name)
         _check_options(f"load({name!r}, partition={partition!r})", partition, own, options)
         given = {option: options[option] for option in options if option in own}
         rest = {option: options[option] for option in options if option not in own}
         rows = repr((name, sorted(given.items())))
-        dealt = repr((rows, partition, clients, seed, sorted(rest.items())))
+        dealt = repr((rows, partition, clients, seed, weights, sorted(rest.items())))
         if dealt not in self._dealt:
             source, first = self._read.get(rows) or (READERS[name](**given), None)
             data = _deal(
                 name, source, first, "iid" if by_itself and source.owners is None else partition, clients, seed, rest
             )
             self._read.setdefault(rows, (replace(source, x=None, test=(None, None)), data))
-            self._dealt[dealt] = data
+            self._dealt[dealt] = replace(data, row_weights=_tokens(data)) if weights == "tokens" else data
         return self._dealt[dealt]
 
 
@@ -193,6 +207,13 @@ def _deal(
     if partition == "natural" and data.client_test is None and source.test_owners is not None:
         data = replace(data, client_test=_strangers(source.test_owners))
     return data if source.classes is None else replace(data, classes=source.classes)
+
+
+def _tokens(data: FederatedData) -> Tensor:
+    """The targets of every row that are no padding."""
+    if not isinstance(data.y, Tensor) or data.y.dim() != 2 or data.y.dtype != torch.int64:
+        raise FedloomError(f"load({data.name!r}), weights: expected 'examples', got 'tokens': its targets are none")
+    return (data.y != 0).sum(1)
 
 
 def _test_clients(fine: Ints, coarse: Ints, seed: int, options: dict[str, Any]) -> tuple[Tensor, Tensor]:

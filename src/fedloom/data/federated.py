@@ -41,6 +41,8 @@ class FederatedData:
     """What chance does to the features of a batch in training; tests see `test` as it is."""
     held_out: Tensor | None = None
     """Rows of clients that do not train, to validate on."""
+    row_weights: Tensor | None = None
+    """What each row adds to its client's weight in an average (its tokens, say); one unless given."""
 
     @property
     def population(self) -> int:
@@ -65,6 +67,14 @@ class FederatedData:
     def sizes(self) -> Tensor:
         """The number of rows of every client, on the host."""
         return self.host_offsets.diff()
+
+    @cached_property
+    def weights(self) -> Tensor | None:
+        """What replaces the clients' numbers of rows as weights, float64 on the host; None where nothing does."""
+        if self.row_weights is None:
+            return None
+        until = self.row_weights.cpu().double()[self.host_indices].cumsum(0)
+        return torch.cat([until.new_zeros(1), until])[self.host_offsets].diff()
 
     @property
     def nbytes(self) -> int:
@@ -121,13 +131,14 @@ class FederatedData:
             "test y": y_test,
             "client test": self.client_test or (),
         }
-        if self.held_out is not None:
-            parts["held out"] = self.held_out
+        for part, tensor in (("held out", self.held_out), ("row weights", self.row_weights)):
+            if tensor is not None:
+                parts[part] = tensor
         digest = hashlib.sha256()
         for part, features in parts.items():
-            for leaf, tensor in named_leaves(features):
-                digest.update(f"{part}/{leaf}: {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-                digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            for leaf, rows in named_leaves(features):
+                digest.update(f"{part}/{leaf}: {rows.dtype} {tuple(rows.shape)}\n".encode())
+                digest.update(rows.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         if self.augment is not None:
             named = getattr(self.augment, "__qualname__", None)  # a function's repr has its address
             digest.update(f"augment: {named or repr(self.augment)}\n".encode())

@@ -9,6 +9,7 @@ number, a forward that looks at values) cannot be traced, and says so.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from textwrap import shorten
@@ -231,7 +232,10 @@ def _compiled(traced: torch.fx.GraphModule, given: list[Tensor]) -> Callable[...
 
     if given[0].device.type == "cpu" and any(_hashes(node) for node in traced.graph.nodes):
         return traced
-    compiled: Any = compile_fx(traced, given)
+    with warnings.catch_warnings():
+        # how Inductor splits a sum is its own affair, and none of the user's
+        warnings.filterwarnings("ignore", r"\s*Online softmax is disabled", UserWarning)
+        compiled: Any = compile_fx(traced, given)
     call: Callable[..., Any] = compiled
     return call
 

@@ -85,7 +85,7 @@ def build_data(spec: DataSection, folder: Path | None = None, shelf: catalog.She
     """The data set, dealt to its clients; files are looked for in `folder` where one is given."""
     with _data_folder(folder):
         load = catalog.load if shelf is None else shelf.load
-        return load(spec.name, spec.partition, spec.clients, spec.seed, **spec.options())
+        return load(spec.name, spec.partition, spec.clients, spec.seed, spec.weights, **spec.options())
 
 
 def build_federation(

@@ -39,6 +39,7 @@ class DataSection(Section):
     partition: str
     clients: Count | None = None
     seed: Seed = 0
+    weights: Literal["examples", "tokens"] = "examples"
 
     @model_validator(mode="after")
     def _known_data(self) -> Self:
@@ -54,7 +55,7 @@ class DataSection(Section):
 
     def options(self) -> dict[str, Any]:
         """The partitioner's own options, and the data set's."""
-        return self.model_dump(exclude={"name", "partition", "clients", "seed"}, exclude_none=True)
+        return self.model_dump(exclude={"name", "partition", "clients", "seed", "weights"}, exclude_none=True)
 
 
 class Dealt(DataSection):

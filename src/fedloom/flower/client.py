@@ -115,6 +115,8 @@ def _numbered(given: Any, client: int) -> FederatedData:
     if not isinstance(data, FederatedData) or data.population != 1:
         got = f"{data.population} clients" if isinstance(data, FederatedData) else type(given).__name__
         raise FedloomError(f"data_fn: expected (x, y), or a FederatedData of one client; got {got}")
+    if data.row_weights is not None:  # which a server could not check against what it knows of the node
+        raise FedloomError("data_fn: expected a client that is weighed by its examples, got one with row_weights")
     offsets = torch.zeros(client + 2, dtype=torch.int64, device=data.offsets.device)
     offsets[-1] = data.offsets[-1]
     return replace(data, offsets=offsets)
