@@ -15,6 +15,8 @@ from fedloom.task import Metric, parts
 from fedloom.types import Params
 
 PERCENTILES = (5, 25, 50, 75, 95)
+PREFIXES = {"test": "test_", "train": "trainset_", "validation": "validation_", "clients": "client_"}
+"""What the names of the numbers measured in a place begin with, and of no others."""
 
 Parts = dict[str, tuple[Tensor, Tensor]]
 """By metric: numerator and denominator of each example."""
@@ -99,22 +101,26 @@ def evaluate_on(
     model = functional, params, buffers
     if "test" in places and data.test is not None:
         test = evaluate(*model, *data.test, metrics)
-        found |= {f"test_{name}": value for name, value in test.items()}
+        found |= _named("test", test)
     if "train" in places:
         train = evaluate(*model, _at_rest(data, data.x), data.y, metrics)
-        found |= {f"trainset_{name}": value for name, value in train.items()}
+        found |= _named("train", train)
     if "validation" in places:
         if data.held_out is None:
             raise FedloomError("evaluate_on 'validation': expected clients held out for it, got none: use fl.hold_out")
         x, y = take(data.x, data.held_out), take(data.y, data.held_out)
         kept = evaluate(*model, _at_rest(data, x), y, metrics)
-        found |= {f"validation_{name}": value for name, value in kept.items()}
+        found |= _named("validation", kept)
     if "clients" in places:
         if data.test is None or data.client_test is None:
             raise FedloomError("evaluate_on 'clients': expected per-client test rows, got none: pass client_test")
         for name, values in evaluate_clients(*model, data, metrics).items():
-            found |= {f"client_{name}/{cut}": value for cut, value in percentiles(values).items()}
+            found |= _named("clients", {f"{name}/{cut}": value for cut, value in percentiles(values).items()})
     return found
+
+
+def _named(place: str, values: Mapping[str, float]) -> dict[str, float]:
+    return {f"{PREFIXES[place]}{name}": value for name, value in values.items()}
 
 
 def _at_rest(data: FederatedData, x: Features) -> Features:

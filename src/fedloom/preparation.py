@@ -16,6 +16,7 @@ from fedloom.batches import Batching
 from fedloom.data.federated import FederatedData, count
 from fedloom.errors import FedloomError, choose
 from fedloom.estimate import estimate_accumulator
+from fedloom.evaluation import PREFIXES
 from fedloom.faults import Fault, Faults, as_faults
 from fedloom.functional import Functional
 from fedloom.private_setup import under_terms
@@ -24,7 +25,6 @@ from fedloom.system import System
 from fedloom.task import Task
 from fedloom.trial import Setup
 
-EVALUATIONS = ("test", "train", "clients", "validation")
 CHEAP = 1000
 """A test set of this many rows is evaluated every round: one batch, whatever the training costs."""
 
@@ -67,8 +67,8 @@ def prepared(given: Mapping[str, Any], place: Place) -> Setup:
     seed, draw_seed = given["seed"], given["sampling_seed"]
     who = as_sampler(given["sampler"])
     for name in given["evaluate_on"]:
-        if name not in EVALUATIONS:
-            raise choose("evaluate_on", name, EVALUATIONS)
+        if name not in PREFIXES:
+            raise choose("evaluate_on", name, PREFIXES)
     capacity.check_model(task, data, place.device, place.dtype)
     cohort, system, data = given["cohort"], given["system"] or System(), place.put(data)
     faults, min_reports = as_faults(given["faults"]), given["min_reports"]

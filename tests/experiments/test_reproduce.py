@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedloom import cli, resumption
+from fedloom import cli, documents, resumption
 from fedloom.data.catalog import Shelf
 from fedloom.errors import Damaged, FedloomError
-from fedloom.experiments import build, registry, reproduce, stacks
+from fedloom.experiments import adoption, build, registry, reproduce, stacks
 from fedloom.experiments.model_sections import ModelSection
 from fedloom.experiments.study import Study, StudyRun, read_study, runs
 from fedloom.experiments.study_report import command
@@ -149,7 +149,7 @@ def test_on_a_cpu_convolutions_run_one_by_one() -> None:
 
 
 def test_what_a_run_settles_for_itself_is_no_difference() -> None:
-    assert set(SETTLED) - {"dtype"} <= stacks._NOT_THE_NUMBERS
+    assert set(SETTLED) - {"dtype"} <= adoption.NOT_THE_NUMBERS
 
 
 def test_partitions_share_their_rows() -> None:
@@ -465,6 +465,36 @@ def test_runs_of_another_study_are_taken_where_the_settings_are_the_same(file: P
     assert shared == [each for each in report["measured"] if each["cell"]["epochs"] == "2"]
     _, said = ran(other, tmp_path / "two")
     assert "4 of 4 runs are finished" in said
+
+
+def untimed(study: Study, out: Path) -> dict[str, Any]:
+    """Every file of a study's runs, but for what a clock or a machine tells."""
+    found: dict[str, Any] = {}
+    for run in runs(study):
+        folder = out / run.slug
+        summary, records = documents.left_behind(folder)
+        final = {key: value for key, value in summary["final"].items() if key != "seconds"}
+        kept = [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+        found[run.slug] = documents.read_toml(folder / "config.toml"), final, kept
+    return found
+
+
+def test_runs_that_were_tested_more_are_taken_without_the_other_tests(tmp_path: Path) -> None:
+    plain = CURVES.replace("target = 0.3\n", "")
+    more = read_study(plain, ["experiment.eval_every=1", "experiment.evaluate_on=['test', 'train']"])
+    wanted = read_study(plain, ["experiment.eval_every=2", "experiment.evaluate_on=['test']"])
+    lacking = read_study(plain, ["experiment.eval_every=1", "experiment.evaluate_on=['test', 'clients']"])
+    ran(more, tmp_path / "more")
+    ran(wanted, tmp_path / "made")
+    assert adoption.adopt(runs(lacking), tmp_path / "lacking", [tmp_path / "more"]) == 0
+    assert adoption.adopt(runs(more), tmp_path / "back", [tmp_path / "made"]) == 0
+    assert adoption.adopt(runs(wanted), tmp_path / "taken", [tmp_path / "more"]) == len(runs(wanted))
+    assert untimed(wanted, tmp_path / "taken") == untimed(wanted, tmp_path / "made")
+    assert all(stacks.finished(run.experiment, tmp_path / "taken" / run.slug) for run in runs(wanted))
+    stopping = PLAIN.replace('kind = "final"\nlast = 1', 'kind = "rounds_to"')  # nothing needs more than the target
+    often, rarely = (read_study(stopping, [f"experiment.eval_every={every}"]) for every in (1, 2))
+    ran(often, tmp_path / "often")
+    assert adoption.adopt(runs(rarely), tmp_path / "rarely", [tmp_path / "often"]) == 0
 
 
 def test_other_settings_in_the_same_folder_are_refused(file: Path, tmp_path: Path) -> None:

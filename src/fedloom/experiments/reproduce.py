@@ -187,7 +187,8 @@ def _run(
 ) -> None:
     """All runs that are not finished, stack by stack; an interrupt says how far it came."""
     from fedloom.data.catalog import Shelf
-    from fedloom.experiments.stacks import adopt, finished, rounds_left, stacks, train
+    from fedloom.experiments.adoption import adopt
+    from fedloom.experiments.stacks import finished, rounds_left, stacks, train
 
     missing = [run for run in wanted if not finished(run.experiment, out / run.slug)]
     write_whole(out / CONFIG, study.to_toml())  # not before what is there was found to have the same settings

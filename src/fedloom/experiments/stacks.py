@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from fedloom.differences import difference
 from fedloom.documents import left_behind, read_records, read_toml
 from fedloom.errors import Changed, Damaged, Diverged, FedloomError
 from fedloom.experiments import build
+from fedloom.experiments.adoption import NOT_THE_NUMBERS
 from fedloom.experiments.measures import Outcome
 from fedloom.experiments.runner import threads
 from fedloom.experiments.schema import Experiment
@@ -31,9 +31,6 @@ MOST = 32
 
 DENSE = ("logistic", "mlp", "autoencoder", "tag_predictor")
 """Models that a CPU trains faster stacked. The others it trains one after another, so each run is soon on disk."""
-
-_NOT_THE_NUMBERS = {"name", "title", "executor", "chunk", "device", "threads", "compile", "deterministic"}
-"""Settings that another machine may have otherwise: a run made there is not made again."""
 
 _SHARED = (
     *("rounds", "epochs", "steps", "batch_size", "drop_last", "validation"),
@@ -161,7 +158,7 @@ def _simulate(
     shared = {name: trials[0][name] for name in ("rounds", "epochs", "steps", "batch_size", "drop_last")}
     own = [{name: value for name, value in trial.items() if name not in {*together, *shared}} for trial in trials]
     task = build.build_task(experiment.model, trials[0]["data"], data_folder)
-    going_on: dict[str, Any] = {"resume": True, "allow": _NOT_THE_NUMBERS}
+    going_on: dict[str, Any] = {"resume": True, "allow": NOT_THE_NUMBERS}
     return simulate_trials(task, trials[0]["data"], own, **together, **shared, **going_on, progress=progress)
 
 
@@ -198,7 +195,7 @@ def finished(experiment: Experiment, folder: Path) -> bool:
     config = folder / CONFIG
     if config.exists():
         there = read_toml(config)
-        if (found := difference(experiment.to_mapping(), there, but=_NOT_THE_NUMBERS)) is not None:
+        if (found := difference(experiment.to_mapping(), there, but=NOT_THE_NUMBERS)) is not None:
             key, expected, got = found
             raise FedloomError(
                 f"{folder}, {key}: expected {expected!r}, got a run with {got!r}: choose another --out, or remove it"
@@ -212,33 +209,6 @@ def rounds_left(experiment: Experiment, folder: Path) -> int:
     """The rounds that a run which is not finished has to go: all, or what its newest state leaves."""
     found = newest(folder)
     return 0 if found.value.get("over") else experiment.rounds - found.round
-
-
-def adopt(runs: Iterable[StudyRun], out: Path, others: Iterable[Path]) -> int:
-    """Copy finished runs with the same settings out of other studies' folders; returns how many."""
-    there = {
-        _same(read_toml(config)): config.parent
-        for other in others
-        for config in sorted(other.rglob(CONFIG))
-        if (config.parent / SUMMARY).exists()
-    }
-    count = 0
-    for run in runs:
-        source, folder = there.get(_same(run.experiment.to_mapping())), out / run.slug
-        if source is not None and source.resolve() != folder.resolve():
-            aside = folder.with_name(f".{folder.name}.new")
-            for old in (aside, folder):  # left by a kill; begun and not finished
-                shutil.rmtree(old, ignore_errors=True)
-            shutil.copytree(source, aside)
-            aside.rename(folder)
-            count += 1
-    return count
-
-
-def _same(settings: Mapping[str, Any]) -> str:
-    """Equal for runs that come to the same numbers."""
-    kept = {name: value for name, value in settings.items() if name not in _NOT_THE_NUMBERS}
-    return json.dumps(kept, sort_keys=True)
 
 
 def outcome(run: StudyRun, out: Path) -> Outcome:
