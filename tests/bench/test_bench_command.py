@@ -34,7 +34,7 @@ MISTAKES = [
     (["--trials", "--executor", "loop,auto"], "--trials: expected one --executor"),
     (["--out", "somewhere"], "--out: expected with --growth"),
     (["--peers", "--workloads", "W5,W6"], "--peers: expected one of W1, W2, W3, W4, got W5, W6 alone"),
-    (["--fast"], "No such option: --fast"),
+    (["--fast"], "No such option"),
 ]
 
 
@@ -131,6 +131,7 @@ print(*sorted({{"torch", "matplotlib", "numpy"}} & set(sys.modules)))
     assert len(lines) == len(MISTAKES)
     for line, (_, said) in zip(lines, MISTAKES, strict=True):
         assert line.startswith("fedloom: ") and said in line
+    assert "--fast" in lines[-1]  # some versions of the parser quote it
     assert list(tmp_path.iterdir()) == []
 
 
