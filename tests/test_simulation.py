@@ -54,6 +54,38 @@ def test_a_client_weighs_as_much_as_its_rows_do(executor: str) -> None:
     assert flat(alike).tolist() == pytest.approx([0.05, 0.05], abs=1e-12)
 
 
+@pytest.mark.parametrize("algorithm", [fl.fedavg(0.1), fl.fednova(0.1), fl.fedadp(0.1)], ids=lambda each: each.name)
+@pytest.mark.parametrize("sampler", ["uniform", "multinomial"])
+def test_rows_of_weight_one_change_nothing(algorithm: fl.Algorithm, sampler: str) -> None:
+    """Rows that `drop_last` leaves out do not count, however much they weigh."""
+    alike = replace(DATA, row_weights=torch.ones(len(DATA.y)))
+    found = [play(algorithm, data=data, sampler=sampler, drop_last=True) for data in (DATA, alike)]
+    assert digest(found[0].params) == digest(found[1].params)
+
+
+def test_clients_are_drawn_by_what_their_rows_weigh() -> None:
+    weighs = torch.cat([torch.full((int(size),), float(client == 2)) for client, size in enumerate(DATA.sizes)])
+    weighed = replace(DATA, row_weights=weighs)
+    for sampler in ("uniform", "multinomial"):
+        seen, chosen = watched(sampler)
+        assert play(data=weighed, sampler=seen, cohort=1).rounds[-1]["admitted"] == 1
+        assert chosen == [[2]] * 3
+
+
+@pytest.mark.parametrize(
+    ("weights", "got"),
+    [
+        (torch.ones(6), r"55 finite numbers of at least 0, got shape \(6,\)"),
+        (torch.ones(55, 1), r"got shape \(55, 1\)"),
+        (torch.full((55,), -1.0), "got others among them"),
+        (torch.full((55,), float("nan")), "got others among them"),
+    ],
+)
+def test_weights_that_are_none_are_refused_before_a_round(weights: Tensor, got: str) -> None:
+    with pytest.raises(fl.FedloomError, match=f"data, row_weights: expected .*{got}"):
+        play(data=replace(DATA, row_weights=weights))
+
+
 def told() -> str:
     """What a run with dropout came to."""
     task = fl.Task(lambda: nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.3), nn.Linear(5, 4)))

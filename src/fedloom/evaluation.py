@@ -101,25 +101,26 @@ def evaluate_on(
     model = functional, params, buffers
     if "test" in places and data.test is not None:
         test = evaluate(*model, *data.test, metrics)
-        found |= _named("test", test)
+        found |= named("test", test)
     if "train" in places:
         train = evaluate(*model, _at_rest(data, data.x), data.y, metrics)
-        found |= _named("train", train)
+        found |= named("train", train)
     if "validation" in places:
         if data.held_out is None:
             raise FedloomError("evaluate_on 'validation': expected clients held out for it, got none: use fl.hold_out")
         x, y = take(data.x, data.held_out), take(data.y, data.held_out)
         kept = evaluate(*model, _at_rest(data, x), y, metrics)
-        found |= _named("validation", kept)
+        found |= named("validation", kept)
     if "clients" in places:
         if data.test is None or data.client_test is None:
             raise FedloomError("evaluate_on 'clients': expected per-client test rows, got none: pass client_test")
         for name, values in evaluate_clients(*model, data, metrics).items():
-            found |= _named("clients", {f"{name}/{cut}": value for cut, value in percentiles(values).items()})
+            found |= named("clients", {f"{name}/{cut}": value for cut, value in percentiles(values).items()})
     return found
 
 
-def _named(place: str, values: Mapping[str, float]) -> dict[str, float]:
+def named(place: str, values: Mapping[str, float]) -> dict[str, float]:
+    """Numbers under the names that tell where they were measured."""
     return {f"{PREFIXES[place]}{name}": value for name, value in values.items()}
 
 

@@ -89,7 +89,9 @@ def uniform() -> Sampler:
 
 
 def multinomial() -> Sampler:
-    """M draws with replacement, a client's probability its share of the examples; each draw counts 1 / M."""
+    """M draws with replacement, a client's probability its share of the weight, which is its examples unless its rows
+    weigh otherwise; each draw counts 1 / M.
+    """
 
     def draw(key: Tensor, size: int, examples: Tensor, state: PartState) -> Drawn:
         edges = examples.double().cumsum(0)

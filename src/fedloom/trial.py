@@ -122,6 +122,8 @@ class Trial:
         self.rows = RowStore()
         self.sampling = setup.sampler.init(data.population)
         self.used, _ = setup.batching.counts(data.sizes)
+        weighed = data.weighed(self.used)
+        self.drawn_by = self.used if weighed is None else weighed
         whole = setup.algorithm.work.name == "full_gradient"
         self.through = self.used if whole else setup.batching.rows(data.sizes)
         labelled = setup.alignment and data.classes is not None
@@ -162,7 +164,7 @@ class Trial:
         """Draw round t's cohort."""
         setup, system, population = self.setup, self.setup.system, self.setup.data.population
         goal = cohort_size(setup.cohort, population, t, setup.most)
-        here = self.used
+        here = self.drawn_by
         if system.availability < 1:
             here = torch.where(system.available(setup.draw_seed, t, population), here, 0)
         key = random.key(setup.draw_seed, t, 0, "cohort")

@@ -491,10 +491,34 @@ def test_runs_that_were_tested_more_are_taken_without_the_other_tests(tmp_path: 
     assert adoption.adopt(runs(wanted), tmp_path / "taken", [tmp_path / "more"]) == len(runs(wanted))
     assert untimed(wanted, tmp_path / "taken") == untimed(wanted, tmp_path / "made")
     assert all(stacks.finished(run.experiment, tmp_path / "taken" / run.slug) for run in runs(wanted))
+    turned = read_study(plain, ["experiment.eval_every=1", "experiment.evaluate_on=['train', 'test']"])
+    assert adoption.adopt(runs(turned), tmp_path / "turned", [tmp_path / "more"]) == len(runs(turned))
+    assert all(stacks.finished(run.experiment, tmp_path / "turned" / run.slug) for run in runs(turned))
     stopping = PLAIN.replace('kind = "final"\nlast = 1', 'kind = "rounds_to"')  # nothing needs more than the target
     often, rarely = (read_study(stopping, [f"experiment.eval_every={every}"]) for every in (1, 2))
     ran(often, tmp_path / "often")
     assert adoption.adopt(runs(rarely), tmp_path / "rarely", [tmp_path / "often"]) == 0
+
+
+def test_a_copy_that_a_kill_left_is_no_run_and_costs_none(tmp_path: Path) -> None:
+    study = read_study(CURVES, ["experiment.seeds=[0]"])
+    out, (run, *_) = tmp_path / "out", runs(study)
+    ran(study, out)
+    folder = out / run.slug
+    shutil.copytree(folder, folder.with_name(f".{folder.name}.new"))
+    (folder / "summary.json").unlink()  # begun, and not finished
+    assert adoption.adopt([run], out, [tmp_path]) == 0 and (folder / "metrics.jsonl").exists()
+
+
+def test_a_run_made_before_there_was_a_setting_is_finished(tmp_path: Path) -> None:
+    study = read_study(CURVES, ["experiment.seeds=[0]"])
+    ran(study, tmp_path / "old")
+    for run in runs(study):
+        config = tmp_path / "old" / run.slug / "config.toml"
+        text = config.read_text()
+        config.write_text(text.replace('weights = "examples"\n', ""))
+        assert config.read_text() != text and stacks.finished(run.experiment, config.parent)
+    assert adoption.adopt(runs(study), tmp_path / "new", [tmp_path / "old"]) == len(runs(study))
 
 
 def test_other_settings_in_the_same_folder_are_refused(file: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from fedloom.errors import FedloomError
 from fedloom.experiments import algorithm_sections, registry
 from fedloom.experiments.algorithm_sections import ALGORITHMS, SCHEDULES, TORCH_OPTIMIZERS, AlgorithmSection
 from fedloom.experiments.build import build_algorithm, build_data, build_task, check_device
-from fedloom.experiments.data_sections import DATASETS, PARTITIONS
+from fedloom.experiments.data_sections import DATASETS, PARTITIONS, DataSection
 from fedloom.experiments.model_sections import MODELS
 from fedloom.experiments.schema import Experiment, read
 from fedloom.experiments.section import Section
@@ -173,6 +173,7 @@ def test_partition_sections(name: str) -> None:
 def test_every_partition_data_set_and_model_has_a_section() -> None:
     assert set(PARTITIONS) == set(partition.__all__)
     assert set(DATASETS) == set(catalog.READERS)
+    assert get_args(DataSection.model_fields["weights"].annotation) == catalog.WEIGHTS
     assert set(MODELS) == set(models.MODELS)
 
 

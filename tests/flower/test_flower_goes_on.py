@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedloom[
 
 from one_room import OneRoom, apps, deploy
 
-from fedloom.flower import FlowerStrategy, plan
+from fedloom.flower import FlowerStrategy, client, plan
 from fedloom.flower.nodes import Nodes
 
 DATA = classification((14, 9, 20), dtype=torch.float32)
@@ -323,3 +324,16 @@ def test_what_only_a_simulation_has_is_refused_in_a_file(added: str, told: str, 
     with pytest.raises(fl.FedloomError) as error:
         plan(tmp_path / "tuned.toml")
     assert str(error.value).startswith(told)
+
+
+def test_weights_that_a_server_cannot_check_are_refused_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "tuned.toml"
+    file.write_text(EXPERIMENT.replace("clients = 3 }", 'clients = 3, weights = "tokens" }'))
+    with pytest.raises(fl.FedloomError, match=r"tuned\.toml, data\.weights: expected 'examples', got 'tokens'"):
+        plan(file)
+
+
+def test_and_on_a_device() -> None:
+    weighed = replace(fl.federate(DATA.x, DATA.y, [range(43)]), row_weights=torch.ones(43))
+    with pytest.raises(fl.FedloomError, match="data_fn: expected a client that is weighed by its examples"):
+        client._numbered(weighed, 0)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.data import natural, pictures, texts
+from fedloom.data import natural, pictures, texts, tokens
 from fedloom.data import partition as partitioners
 from fedloom.data.allocation import Ints, generator
 from fedloom.data.federated import FederatedData, federate
@@ -213,7 +213,7 @@ def _tokens(data: FederatedData) -> Tensor:
     """The targets of every row that are no padding."""
     if not isinstance(data.y, Tensor) or data.y.dim() != 2 or data.y.dtype != torch.int64:
         raise FedloomError(f"load({data.name!r}), weights: expected 'examples', got 'tokens': its targets are none")
-    return (data.y != 0).sum(1)
+    return (data.y != tokens.PAD).sum(1)
 
 
 def _test_clients(fine: Ints, coarse: Ints, seed: int, options: dict[str, Any]) -> tuple[Tensor, Tensor]:

@@ -73,8 +73,18 @@ class FederatedData:
         """What replaces the clients' numbers of rows as weights, float64 on the host; None where nothing does."""
         if self.row_weights is None:
             return None
-        until = self.row_weights.cpu().double()[self.host_indices].cumsum(0)
-        return torch.cat([until.new_zeros(1), until])[self.host_offsets].diff()
+        rows, given = count(self.y), torch.as_tensor(self.row_weights).cpu().double()
+        if given.shape != (rows,) or not (given.isfinite() & (given >= 0)).all():
+            got = f"shape {tuple(given.shape)}" if given.shape != (rows,) else "others among them"
+            raise FedloomError(f"{self.name}, row_weights: expected {rows:,} finite numbers of at least 0, got {got}")
+        owners = torch.repeat_interleave(torch.arange(self.population), self.sizes)
+        return given.new_zeros(self.population).index_add(0, owners, given[self.host_indices])
+
+    def weighed(self, used: Tensor, clients: Tensor | slice = slice(None)) -> Tensor | None:
+        """The weights of clients that use so many of their rows in an epoch; None where those are the weights."""
+        if self.weights is None:
+            return None
+        return self.weights[clients] * (used / self.sizes[clients].clamp(min=1).double())
 
     @property
     def nbytes(self) -> int:

@@ -15,8 +15,9 @@ from typing import Any
 import tomli_w
 
 from fedloom.documents import read_json, read_records, read_toml
+from fedloom.errors import FedloomError
 from fedloom.evaluation import PREFIXES
-from fedloom.experiments.schema import Experiment
+from fedloom.experiments.schema import Experiment, read
 from fedloom.experiments.study import StudyRun
 from fedloom.rundir import CHECKPOINTS, CONFIG, METRICS, SUMMARY, write_json, write_whole
 
@@ -29,12 +30,8 @@ Found = dict[str, list[tuple[dict[str, Any], Path]]]
 
 
 def adopt(runs: Iterable[StudyRun], out: Path, others: Iterable[Path]) -> int:
-    """Copy finished runs with the same settings out of other studies' folders; returns how many."""
-    there: Found = {}
-    for config in (config for other in others for config in sorted(other.rglob(CONFIG))):
-        if (config.parent / SUMMARY).exists():
-            settings = read_toml(config)
-            there.setdefault(_training(settings), []).append((settings, config.parent))
+    """Copy finished runs with the same training, and all tests, out of other studies' folders; returns how many."""
+    there = _finished(others)
     count = 0
     for run in runs:
         wanted, folder = run.experiment.to_mapping(), out / run.slug
@@ -44,14 +41,34 @@ def adopt(runs: Iterable[StudyRun], out: Path, others: Iterable[Path]) -> int:
         if source.resolve() == folder.resolve():
             continue
         aside = folder.with_name(f".{folder.name}.new")
-        for old in (aside, folder):  # left by a kill; begun and not finished
-            shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)  # left by a kill
         shutil.copytree(source, aside)
         if _tests(had) != _tests(wanted):
             _reduce(aside, run.experiment)
+        shutil.rmtree(folder, ignore_errors=True)  # begun and not finished
         aside.rename(folder)
         count += 1
     return count
+
+
+def _finished(folders: Iterable[Path]) -> Found:
+    """The finished runs in the folders, by their training; what a kill left half copied is hidden, and none."""
+    found: Found = {}
+    for folder in folders:
+        for config in sorted(folder.rglob(CONFIG)):
+            hidden = any(part.startswith(".") for part in config.relative_to(folder).parts)
+            if (config.parent / SUMMARY).exists() and not hidden:
+                settings = complete(config)
+                found.setdefault(_training(settings), []).append((settings, config.parent))
+    return found
+
+
+def complete(config: Path) -> dict[str, Any]:
+    """A run's settings with every default, those too that came after it was made; as they are where it is no run's."""
+    try:
+        return read(config).to_mapping()
+    except FedloomError:
+        return read_toml(config)
 
 
 def _training(settings: Mapping[str, Any]) -> str:
@@ -61,7 +78,7 @@ def _training(settings: Mapping[str, Any]) -> str:
 
 
 def _tests(settings: Mapping[str, Any]) -> tuple[int | None, list[str]]:
-    return settings.get("eval_every"), sorted(settings["evaluate_on"])
+    return settings.get("eval_every"), settings.get("evaluate_on", [])
 
 
 def _covers(had: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
@@ -74,10 +91,10 @@ def _covers(had: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 def _reduce(folder: Path, experiment: Experiment) -> None:
     """Leave out of a run's folder what the experiment would not have tested; its states are another run's."""
-    every = experiment.eval_every or 1
+    assert experiment.eval_every is not None
     records = read_records(folder / METRICS, notes=True)
     for record in records:
-        tested = (record["round"] + 1) % every == 0 or record["round"] + 1 == experiment.rounds
+        tested = (record["round"] + 1) % experiment.eval_every == 0 or record["round"] + 1 == experiment.rounds
         places = experiment.evaluate_on if tested else ()
         unwanted = tuple(prefix for place, prefix in PREFIXES.items() if place not in places)
         for name in [name for name in record if name.startswith(unwanted)]:

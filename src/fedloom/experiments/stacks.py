@@ -12,10 +12,10 @@ from fedloom.accounting import LEDGER
 from fedloom.callbacks import Callback
 from fedloom.data.catalog import Shelf, options_of
 from fedloom.differences import difference
-from fedloom.documents import left_behind, read_records, read_toml
+from fedloom.documents import left_behind, read_records
 from fedloom.errors import Changed, Damaged, Diverged, FedloomError
 from fedloom.experiments import build
-from fedloom.experiments.adoption import NOT_THE_NUMBERS
+from fedloom.experiments.adoption import NOT_THE_NUMBERS, complete
 from fedloom.experiments.measures import Outcome
 from fedloom.experiments.runner import threads
 from fedloom.experiments.schema import Experiment
@@ -194,7 +194,7 @@ def finished(experiment: Experiment, folder: Path) -> bool:
     """Whether the run is done. One with other settings in its place is an error that names the first that differs."""
     config = folder / CONFIG
     if config.exists():
-        there = read_toml(config)
+        there = complete(config)
         if (found := difference(experiment.to_mapping(), there, but=NOT_THE_NUMBERS)) is not None:
             key, expected, got = found
             raise FedloomError(

@@ -88,6 +88,7 @@ def _check(where: str, experiment: Experiment) -> None:
         ("faults", bool(experiment.faults), "none", len(experiment.faults or ()), simulated),
         ("forced", bool(experiment.forced), "no such rounds", len(experiment.forced), simulated),
         ("system", experiment.system != SystemSection(), "the defaults", "others", simulated),
+        ("data.weights", experiment.data.weights != "examples", "'examples'", repr(experiment.data.weights), simulated),
         ("target", experiment.target is not None, "none", experiment.target, "a deployment runs for all its rounds"),
         ("precision", experiment.precision == "bfloat16", "'high'", repr(experiment.precision), "leave it out"),
         ("dtype", experiment.dtype != "float32", "'float32'", repr(experiment.dtype), "leave it out"),

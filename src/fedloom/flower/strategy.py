@@ -24,7 +24,7 @@ from fedloom.batches import Batching
 from fedloom.data.federated import Features, count, federate
 from fedloom.divergence import lost_since, nobody_left
 from fedloom.errors import Diverged, FedloomError
-from fedloom.evaluation import evaluate
+from fedloom.evaluation import evaluate, named
 from fedloom.flower import wire
 from fedloom.flower.nodes import Nodes
 from fedloom.flower.standing import Standing
@@ -313,7 +313,7 @@ class FlowerStrategy(Strategy):
         if self.test is None:
             return {}
         found = evaluate(self.functional, self.now.params, self.now.state.buffers, *self.test, self.task.metrics)
-        return {f"test_{name}": value for name, value in found.items()}
+        return named("test", found)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
