@@ -22,7 +22,7 @@ STEPS: dict[str, tuple[tuple[str, ...], ...]] = {
     "pfl": (TORCH, ("pfl==0.6.0",)),
     "fedjax": (("fedjax==0.0.17",),),
     # without what it asks for: it wants torchvision, which brings another torch, and uses nothing of it here
-    "fedlab": (TORCH, ("pandas", "scikit-learn", "pynvml", "munch", "pillow"), ("--no-deps", "fedlab==1.3.0")),
+    "fedlab": (TORCH, ("pandas", "scikit-learn", "pynvml", "munch", "pillow", "tqdm"), ("--no-deps", "fedlab==1.3.0")),
 }
 """What is installed, one `pip install` after the other."""
 
