@@ -36,10 +36,10 @@ def adopt(runs: Iterable[StudyRun], out: Path, others: Iterable[Path]) -> int:
     for run in runs:
         wanted, folder = run.experiment.to_mapping(), out / run.slug
         able = [(had, source) for had, source in there.get(_training(wanted), []) if _covers(had, wanted)]
-        # one that was tested just so, where there is one, is copied as it is
-        had, source = min(able, key=lambda each: _tests(each[0]) != _tests(wanted), default=({}, folder))
-        if source.resolve() == folder.resolve():
+        able.sort(key=lambda each: _tests(each[0]) != _tests(wanted))  # one that was tested just so is copied as it is
+        if not able or able[0][1].resolve() == folder.resolve():
             continue
+        had, source = able[0]
         aside = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(aside, ignore_errors=True)  # left by a kill
         shutil.copytree(source, aside)
