@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fedloom.errors import FedloomError
-from fedloom.random import host_keep_mask, keep_mask
+from fedloom.lowering.masks import keep_mask
+from fedloom.random import host_keep_mask
 
 
 class SeededDropout(TorchFunctionMode):

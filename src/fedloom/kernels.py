@@ -67,3 +67,23 @@ def row_squares(rows: Tensor) -> Tensor:
         _row_squares[(count, blocks)](parts, rows, length, rows.stride(0), blocks, 4096)
         _fold[(count,)](sums, parts, blocks, 1024)
     return sums
+
+
+@triton.jit
+def _kept(masks, words, count, least, columns: tl.constexpr):
+    """lowbias32 of (word, position), as `fedloom.random.keep_mask` has it; each program has some positions of one mask."""
+    k = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * columns + tl.arange(0, columns)
+    x = place.to(tl.uint32) * 0x9E3779B9 + tl.load(words + k).to(tl.uint32, bitcast=True)
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    x = x ^ (x >> 16)
+    tl.store(masks + k * count + place, ((x & 0x7FFFFFFF).to(tl.int32) >= least).to(tl.uint8), mask=place < count)
+
+
+def kept(words: Tensor, count: int, least: int) -> Tensor:
+    """A mask of `count` entries for each word, bool of shape `(len(words), count)`."""
+    masks = torch.empty(len(words), count, dtype=torch.uint8, device=words.device)
+    if masks.numel():
+        _kept[(len(words), triton.cdiv(count, 2048))](masks, words, count, least, 2048)
+    return masks.view(torch.bool)

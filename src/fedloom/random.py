@@ -121,14 +121,24 @@ def keep_mask(key: Tensor, site: int, shape: torch.Size, drop: float) -> Tensor:
     """
     if drop >= 1:
         return torch.zeros(shape, dtype=torch.bool, device=key.device)
-    low = _mix(key + _signed((site + 1) * _GOLDEN)).to(torch.int32)
+    low = word(key, site)
     position = torch.arange(shape.numel(), dtype=torch.int32, device=key.device) * -1640531527
     x = (position + low).reshape(shape)
     # lowbias32 (Wellons 2018); the masks undo the sign that >> copies
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
     x = (x ^ ((x >> 15) & 0x1FFFF)) * -2073254261
     x = x ^ ((x >> 16) & 0xFFFF)
-    return (x & 0x7FFFFFFF) >= int(drop * 2**31)
+    return (x & 0x7FFFFFFF) >= least_kept(drop)
+
+
+def word(key: Tensor, site: int) -> Tensor:
+    """The 32 bits that one call site's mask starts from."""
+    return _mix(key + _signed((site + 1) * _GOLDEN)).to(torch.int32)
+
+
+def least_kept(drop: float) -> int:
+    """The smallest of 31 bits at which an entry is kept."""
+    return int(drop * 2**31)
 
 
 def host_keep_mask(key: int, site: int, count: int, drop: float) -> npt.NDArray[np.bool_]:
@@ -149,5 +159,5 @@ def host_keep_mask(key: int, site: int, count: int, drop: float) -> npt.NDArray[
     x *= np.uint32(0x846CA68B)
     x ^= x >> np.uint32(16)
     x &= np.uint32(0x7FFFFFFF)
-    kept: npt.NDArray[np.bool_] = x >= np.uint32(int(drop * 2**31))
+    kept: npt.NDArray[np.bool_] = x >= np.uint32(least_kept(drop))
     return kept

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedloom import random
 from fedloom.lowering import convolution_kernels, lstm_kernels, weight_gradient_kernels
 
 CONVOLUTIONS = [  # channels, outputs, image, taps, stride, padding, dilation
@@ -53,6 +54,23 @@ def convolutions() -> Found:
         yield f"weight gradient {name}", difference(dw, torch.stack([each.grad for _, each in exact]))
 
 
+def pooled() -> Found:
+    """Ties, and a last row and column that no window has."""
+    for channels, outputs, image, taps, *settings in CONVOLUTIONS:
+        x, w, bias = draw(2, 3, channels, *image).round(), draw(2, outputs, channels, *taps).round(), draw(2, outputs)
+        exact = [F.conv2d(x[k].double(), w[k].double(), bias[k].double(), *settings).requires_grad_() for k in range(2)]
+        ys = [F.max_pool2d(each, 2) for each in exact]
+        g = draw(2, *ys[0].shape)
+        for k, y in enumerate(ys):
+            y.backward(g[k].double())  # type: ignore[no-untyped-call]
+        size = (ys[0].shape[-2], ys[0].shape[-1])
+        name = f"{channels} channels {taps} {settings}"
+        found, winners = convolution_kernels.conv2d_pool(x, w, bias, size, *settings)
+        yield f"pooled {name}", difference(found, torch.stack(ys))
+        cells = convolution_kernels.unpool(g, winners, (exact[0].shape[-2], exact[0].shape[-1]))
+        yield f"unpooled {name}", difference(cells, torch.stack([each.grad for each in exact]))
+
+
 def plain_lstm(xg: Tensor, w: Tensor, h: Tensor, c: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
     """The states (K, T, B, H) and the last cell, from the input's gates."""
     states: dict[int, Tensor] = {}
@@ -81,15 +99,19 @@ def lstms() -> Found:
             yield f"lstm's gradient of {what} {name}", difference(got, leaf.grad)
 
 
-def rows() -> Found:
+def rows_and_masks() -> Found:
     from fedloom import kernels  # cannot be imported without Triton
 
     given, coefficients = draw(7, 1000), draw(3, 7).double()
     total = kernels.add_rows(torch.zeros(3, 1000, dtype=torch.float64), given, coefficients)
     yield "add rows", difference(total, coefficients @ given.double())
     yield "row squares", difference(kernels.row_squares(given), given.double().square().sum(1))
+    keys = random.key(0, 1, torch.arange(3), "dropout")
+    kept = kernels.kept(random.word(keys, 2), 5000, random.least_kept(0.3))
+    expected = torch.stack([random.keep_mask(key, 2, torch.Size([5000]), 0.3) for key in keys])
+    yield "masks", difference(kept, expected.double())
 
 
 if __name__ == "__main__":
     torch.set_float32_matmul_precision("highest")
-    print(json.dumps(dict([*convolutions(), *lstms(), *rows()])))
+    print(json.dumps(dict([*convolutions(), *pooled(), *lstms(), *rows_and_masks()])))

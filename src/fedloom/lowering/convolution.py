@@ -55,17 +55,14 @@ def conv2d(
     forced: Form | None = None,
 ) -> Tensor | None:
     """`F.conv2d` in the form that suits a stack of clients; None where `vmap`'s own is to be used."""
-    if input.dim() != 4:
+    chosen = chosen_form(input, weight, stride, dilation, groups, forced)
+    if chosen == "plain":
         return None
-    steps, taps = _pair(stride), _pair(dilation)
-    chosen = forced or form(input, weight, steps, taps, groups)
-    if groups != 1 or chosen == "plain":
-        return None
-    x, cells = _padded(input, weight, padding, steps, taps)
+    x, *settings = arranged(input, weight, stride, padding, dilation)
     if chosen == "matrix":
-        y = _product(x, weight, steps, cells, taps)
+        y = _product(x, weight, *settings)
     else:
-        y = call(Convolution, _last(x), weight, steps, cells, taps, chosen == "hybrid")
+        y = call(Convolution, channels_last(x), weight, *settings, chosen == "hybrid")
     return y if bias is None else y + bias[:, None, None]
 
 
@@ -96,6 +93,28 @@ def _pair(size: int | Sequence[int]) -> Pair:
     return (size, size) if isinstance(size, int) else (size[0], size[-1])
 
 
+def chosen_form(
+    x: Tensor, weight: Tensor, stride: int | Sequence[int], dilation: int | Sequence[int], groups: int, forced: Form | None
+) -> Form:
+    """The form that is asked for, or by the rule; `plain` where there is no other."""
+    if groups != 1 or x.dim() != 4:
+        return "plain"
+    return forced or form(x, weight, _pair(stride), _pair(dilation), groups)
+
+
+def arranged(
+    x: Tensor,
+    weight: Tensor,
+    stride: int | Sequence[int],
+    padding: str | int | Sequence[int],
+    dilation: int | Sequence[int],
+) -> tuple[Tensor, Pair, Pair, Pair]:
+    """The input, padded where its sides differ, and stride, padding and dilation by axis."""
+    steps, taps = _pair(stride), _pair(dilation)
+    x, cells = _padded(x, weight, padding, steps, taps)
+    return x, steps, cells, taps
+
+
 def _padded(
     x: Tensor, weight: Tensor, padding: str | int | Sequence[int], stride: Pair, dilation: Pair
 ) -> tuple[Tensor, Pair]:
@@ -112,7 +131,7 @@ def _padded(
     return F.pad(x, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)), (0, 0)
 
 
-def _size(image: Sequence[int], taps: Sequence[int], stride: Pair, padding: Pair, dilation: Pair) -> Pair:
+def output_size(image: Sequence[int], taps: Sequence[int], stride: Pair, padding: Pair, dilation: Pair) -> Pair:
     rows, columns = (
         (size + 2 * p - d * (k - 1) - 1) // s + 1
         for size, k, s, p, d in zip(image, taps, stride, padding, dilation, strict=True)
@@ -141,7 +160,7 @@ def _patches(x: Tensor, size: Pair, taps: Pair, stride: Pair, padding: Pair, dil
 def _product(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
     """Patches times matrix, one product per client."""
     o, c, th, tw = weight.shape
-    qh, qw = _size(x.shape[-2:], (th, tw), stride, padding, dilation)
+    qh, qw = output_size(x.shape[-2:], (th, tw), stride, padding, dilation)
     matrix = weight.permute(2, 3, 1, 0).reshape(th * tw * c, o)
     y = _patches(x, (qh, qw), (th, tw), stride, padding, dilation) @ matrix
     return y.reshape(x.shape[0], qh, qw, o).permute(0, 3, 1, 2)
@@ -155,7 +174,7 @@ def _weight_product(g: Tensor, x: Tensor, taps: Pair, stride: Pair, padding: Pai
     return dw.reshape(o, *taps, x.shape[1]).permute(0, 3, 1, 2)
 
 
-def _last(x: Tensor) -> Tensor:
+def channels_last(x: Tensor) -> Tensor:
     """Channels made adjacent in memory outside of the operators, where a compiler has whoever wrote x write it so."""
     return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
@@ -181,7 +200,7 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
-        size, taps, g = tuple(x.shape[-2:]), tuple(weight.shape[-2:]), _last(g)
+        size, taps, g = tuple(x.shape[-2:]), tuple(weight.shape[-2:]), channels_last(g)
         dx = dw = None
         if ctx.needs_input_grad[0]:
             dx = call(InputGradient, g, weight, size, *ctx.settings)
@@ -241,7 +260,7 @@ class WeightGradient(torch.autograd.Function):
 _SETTINGS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation) -> Tensor"
 
 
-def _on_device(x: Tensor) -> bool:
+def on_device(x: Tensor) -> bool:
     return x.is_cuda and x.dtype in _KERNEL_DTYPES and triton_parts.available()
 
 
@@ -253,7 +272,7 @@ def _backward(g: Tensor, x: Tensor, weight: Tensor, settings: tuple[Any, ...], w
 
 
 def _empty_output(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any) -> Tensor:
-    size = _size(x.shape[-2:], weight.shape[-2:], stride, padding, dilation)
+    size = output_size(x.shape[-2:], weight.shape[-2:], stride, padding, dilation)
     return convolution_kernels.empty_last(x, *leading(x), x.shape[-4], weight.shape[-4], *size)
 
 
@@ -261,8 +280,8 @@ def _empty_output(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation
 def _conv2d(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any) -> Tensor:
     lead, (x, weight) = flat(4, x, weight)
     settings = tuple(stride), tuple(padding), tuple(dilation)
-    if _on_device(x):
-        y = convolution_kernels.conv2d(x, weight, _size(x.shape[-2:], weight.shape[-2:], *settings), *settings)
+    if on_device(x):
+        y = convolution_kernels.conv2d(x, weight, output_size(x.shape[-2:], weight.shape[-2:], *settings), *settings)
     else:
         y = convolution_kernels.last(
             torch.stack([torch.conv2d(*pair, None, *settings) for pair in zip(x, weight, strict=True)])
@@ -283,7 +302,7 @@ def _empty_input(g: Tensor, weight: Tensor, size: Any, stride: Any, padding: Any
 def _conv2d_input_gradient(g: Tensor, weight: Tensor, size: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:
     lead, (g, weight) = flat(4, g, weight)
     settings = tuple(stride), tuple(padding), tuple(dilation)
-    if _on_device(g):
+    if on_device(g):
         dx = convolution_kernels.conv2d_input_gradient(g, weight, tuple(size), *settings)
     else:
         x = g.new_empty(()).expand(g.shape[1], weight.shape[2], *size)
@@ -301,7 +320,7 @@ def _empty_weight(g: Tensor, x: Tensor, taps: Any, stride: Any, padding: Any, di
 def _conv2d_weight_gradient(g: Tensor, x: Tensor, taps: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:
     lead, (g, x) = flat(4, g, x)
     settings = tuple(stride), tuple(padding), tuple(dilation)
-    if _on_device(g):
+    if on_device(g):
         dw = weight_gradient_kernels.conv2d_weight_gradient(g, x, tuple(taps), *settings)
     else:
         weight = g.new_empty(()).expand(g.shape[2], x.shape[2], *taps)

@@ -2,6 +2,7 @@
 
 They see one client's positions as the rows of a matrix and read patches where they lie:
 `input row = row * step + tap * dilation + origin`, zero outside of the image. Channels are best adjacent in memory.
+A convolution that is pooled two by two computes a window's four cells side by side, and writes the largest alone.
 """
 
 # Triton's decorators and its language are untyped, and a kernel is not Python that mypy could check.
@@ -9,9 +10,20 @@ They see one client's positions as the rows of a matrix and read patches where t
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fedloom.lowering.triton_parts import Tiles, jit, power, precision, tl, triton
+
+
+@jit
+def _better(value, cell, other, place):
+    """Of two cells of a window torch's choice: the larger, the first of equals, the last NaN."""
+    nan = value != value
+    other_nan = other != other
+    later = place > cell
+    taken = tl.where(nan | other_nan, other_nan & (later | (nan == 0)), (other > value) | ((other == value) & (later == 0)))
+    return tl.where(taken, other, value), tl.where(taken, place, cell)
 
 
 @jit
@@ -19,6 +31,8 @@ def _correlate(
     x,
     w,
     y,
+    bias,
+    winners,
     rows,
     image,
     width,
@@ -36,6 +50,7 @@ def _correlate(
     w_h,
     w_w,
     w_c,
+    b_k,
     y_k,
     y_n,
     y_h,
@@ -53,20 +68,32 @@ def _correlate(
     EVEN: tl.constexpr,
     FULL: tl.constexpr,
     INSIDE: tl.constexpr,
+    POOL: tl.constexpr,
     PRECISION: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """y[row, o] = sum over taps and channels of x[row's patch] w[tap, o, channel], for one client's tile."""
+    """y[row, o] = sum over taps and channels of x[row's patch] w[tap, o, channel], for one client's tile.
+
+    With POOL four rows are the cells of one window of two by two, `image` and `width` count windows, and of each window
+    the largest sum with its bias is written, and which of the four it was.
+    """
     client = tl.program_id(1).to(tl.int64)
     column_tiles = tl.cdiv(OUT, BN)
     m = (tl.program_id(0) // column_tiles) * BM + tl.arange(0, BM)
     o = (tl.program_id(0) % column_tiles) * BN + tl.arange(0, BN)
-    n = m // image
-    q = m % image
-    qh = q // width
-    qw = q % width
+    if POOL:
+        window = m // 4
+        n = window // image
+        q = window % image
+        qh = q // width * 2 + m % 4 // 2
+        qw = q % width * 2 + m % 2
+    else:
+        n = m // image
+        q = m % image
+        qh = q // width
+        qw = q % width
     ih0 = qh * step_h + origin_h
     iw0 = qw * step_w + origin_w
     live = m < rows
@@ -115,11 +142,39 @@ def _correlate(
                 a = tl.load(at, mask=seen[:, None] & (c < C)[None, :], other=0)
                 b = tl.load(bt, mask=(c < C)[:, None] & (o < OUT)[None, :], other=0)
             acc = tl.dot(a, b, acc, input_precision=PRECISION)
-    out = y + (n * y_n + qh * y_h + qw * y_w)[:, None] + (o * y_o)[None, :]
-    if FULL:
-        tl.store(out, acc.to(y.dtype.element_ty), mask=live[:, None])
+    if POOL:
+        acc += tl.load(bias + client * b_k + o, mask=o < OUT, other=0).to(tl.float32)[None, :]
+        cells = tl.reshape(acc.to(y.dtype.element_ty).to(tl.float32), (BM // 4, 4, BN))
+        places = tl.broadcast_to(tl.arange(0, 4)[None, :, None], (BM // 4, 4, BN))
+        best, cell = tl.reduce((cells, places), 1, _better)
+        window = (tl.program_id(0) // column_tiles) * (BM // 4) + tl.arange(0, BM // 4)
+        q = window % image
+        to = window // image * y_n + q // width * y_h + q % width * y_w
+        at = to[:, None] + (o * y_o)[None, :]
+        there = (window * 4 < rows)[:, None] & (o < OUT)[None, :]
+        tl.store(y + at, best.to(y.dtype.element_ty), mask=there)
+        tl.store(winners + client * y_k + at, cell.to(tl.uint8), mask=there)
     else:
-        tl.store(out, acc.to(y.dtype.element_ty), mask=live[:, None] & (o < OUT)[None, :])
+        out = y + (n * y_n + qh * y_h + qw * y_w)[:, None] + (o * y_o)[None, :]
+        if FULL:
+            tl.store(out, acc.to(y.dtype.element_ty), mask=live[:, None])
+        else:
+            tl.store(out, acc.to(y.dtype.element_ty), mask=live[:, None] & (o < OUT)[None, :])
+
+
+@jit
+def _unpool(g, winners, out, H, W, QH, QW, C: tl.constexpr, BLOCK: tl.constexpr):
+    """out[n, h, w, c]: g of the cell's window where the cell has won it, else zero; a program has some of one row."""
+    n = tl.program_id(0).to(tl.int64) // H
+    h = tl.program_id(0) % H
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    w = place // C
+    there = w < W
+    inside = there & (h < 2 * QH) & (w < 2 * QW)
+    at = (n * QH + h // 2) * QW * C + w // 2 * C + place % C
+    won = tl.load(winners + at, mask=inside, other=4) == h % 2 * 2 + w % 2
+    value = tl.load(g + at, mask=inside, other=0)
+    tl.store(out + (n * H + h) * W * C + place, tl.where(won, value, 0), mask=there)
 
 
 # Tiles were chosen by measuring on an H200 the layers of the usual CNNs for MNIST and CIFAR and of ResNet-18.
@@ -140,10 +195,17 @@ def _run_correlation(
     taps: tuple[int, int],
     origin: tuple[int, int],
     tiles: Tiles | None,
+    bias: Tensor | None = None,
+    winners: Tensor | None = None,
 ) -> None:
-    """Fill y (K, N, O, QH, QW) from x (K, N, C, H, W) and w (K, O, C, TH, TW), whatever their strides."""
+    """Fill y (K, N, O, QH, QW) from x (K, N, C, H, W) and w (K, O, C, TH, TW), whatever their strides.
+
+    With `winners`, which lie as y does, y is pooled two by two and has its bias (K, O).
+    """
     clients, n, c, height, width = x.shape
-    _, _, o, qh, qw = y.shape
+    pooled = winners is not None
+    _, _, o, windows_h, windows_w = y.shape
+    qh, qw = (2 * windows_h, 2 * windows_w) if pooled else (windows_h, windows_w)
     th, tw = w.shape[-2:]
     rows = n * qh * qw
     if not (rows and clients):
@@ -164,9 +226,11 @@ def _run_correlation(
         x,
         w,
         y,
+        y if bias is None else bias,
+        winners if pooled else y,
         rows,
-        qh * qw,
-        qw,
+        windows_h * windows_w,
+        windows_w,
         c,
         o,
         height,
@@ -181,6 +245,7 @@ def _run_correlation(
         w.stride(3),
         w.stride(4),
         w.stride(2),
+        0 if bias is None else bias.stride(0),
         y.stride(0),
         y.stride(1),
         y.stride(3),
@@ -195,6 +260,7 @@ def _run_correlation(
         EVEN=c % chosen.depth == 0,
         FULL=o % chosen.columns == 0,
         INSIDE=inside,
+        POOL=pooled,
         PRECISION=precision(x.dtype),
         BM=chosen.rows,
         BN=chosen.columns,
@@ -228,6 +294,36 @@ def conv2d(
     y = empty_last(x, x.shape[0], x.shape[1], w.shape[1], *size)
     _run_correlation(last(x), last(w), y, stride, dilation, (-padding[0], -padding[1]), tiles)
     return y
+
+
+def conv2d_pool(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor,
+    size: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`conv2d` with its bias (K, O), pooled two by two to (K, N, O, *size); and which of each window's cells it was."""
+    y = empty_last(x, x.shape[0], x.shape[1], w.shape[1], *size)
+    winners = torch.empty_like(y, dtype=torch.uint8)
+    origin = -padding[0], -padding[1]
+    _run_correlation(last(x), last(w), y, stride, dilation, origin, tiles, bias.contiguous(), winners)
+    return y, winners
+
+
+def unpool(g: Tensor, winners: Tensor, size: tuple[int, int]) -> Tensor:
+    """The gradient of what was pooled (K, N, O, *size) from that of the windows, g: all of it goes to the winners."""
+    clients, n, o, qh, qw = g.shape
+    out = empty_last(g, clients, n, o, *size)
+    if out.numel():
+        dense = (each.movedim(2, -1).contiguous() for each in (g, winners))
+        block = power(size[1] * o, 128, 2048)
+        grid = (clients * n * size[0], triton.cdiv(size[1] * o, block))
+        _unpool[grid](*dense, out, *size, qh, qw, C=o, BLOCK=block)
+    return out
 
 
 def conv2d_input_gradient(

@@ -10,8 +10,9 @@ import torch
 from torch import _VF, Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from fedloom.lowering import convolution, norm, pooling, recurrent
+from fedloom.lowering import convolution, norm, pooled, pooling, recurrent
 from fedloom.lowering.convolution import Form
 
 
@@ -23,11 +24,13 @@ class Stacked(TorchFunctionMode):
 
     def __init__(self, mask: Tensor | None, form: Form | None) -> None:
         super().__init__()
+        self.form = form
+        self.convolved: tuple[Tensor, Callable[[], Tensor | None]] | None = None
         self.replacements: dict[Any, Callable[..., Any]] = {
-            torch.conv2d: partial(convolution.conv2d, forced=form),
+            torch.conv2d: self._conv2d,
             torch.conv1d: partial(convolution.conv1d, forced=form),
-            F.max_pool2d: pooling.max_pool2d,
-            torch.max_pool2d: pooling.max_pool2d,
+            F.max_pool2d: self._max_pool2d,
+            torch.max_pool2d: self._max_pool2d,
             _VF.lstm: recurrent.lstm,
             _VF.gru: recurrent.gru,
             F.batch_norm: partial(norm.batch_norm, mask),
@@ -41,6 +44,20 @@ class Stacked(TorchFunctionMode):
         replacement = self.replacements.get(func)
         result = None if replacement is None else replacement(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if result is None else result
+
+    def _conv2d(self, *args: Any, **kwargs: Any) -> Tensor | None:
+        y = convolution.conv2d(*args, **kwargs, forced=self.form)
+        if y is not None and is_in_torch_dispatch_mode():
+            self.convolved = y, partial(pooled.conv2d_pool, *args, **kwargs, forced=self.form)
+        return y
+
+    def _max_pool2d(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+        """In a program, the pooling of what was just convolved is both at once: the other result, unread, falls out."""
+        if self.convolved is not None and self.convolved[0] is input and pooling.two_by_two(*args, **kwargs):
+            y = self.convolved[1]()
+            if y is not None:
+                return y
+        return pooling.max_pool2d(input, *args, **kwargs)
 
 
 def _nowhere(leaf: Tensor) -> int:

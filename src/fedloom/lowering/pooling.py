@@ -25,16 +25,36 @@ def max_pool2d(
     return_indices: bool = False,
 ) -> Tensor | None:
     """`F.max_pool2d` by comparisons; None where it has padding, dilation or indices, which are left to `vmap`."""
-    window = _pair(kernel_size)
-    steps = window if stride is None or stride == [] else _pair(stride)
-    plain = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not ceil_mode and not return_indices
-    if not plain or input.dim() not in (3, 4) or min(window + steps) < 1:
+    window, steps = _window(kernel_size, stride)
+    if not _plain(padding, dilation, ceil_mode, return_indices) or input.dim() not in (3, 4) or min(window + steps) < 1:
         return None
     rows, columns = ((size - k) // s + 1 for size, k, s in zip(input.shape[-2:], window, steps, strict=True))
     if rows < 1 or columns < 1:
         return None
     cells = _blocks(input, window, rows, columns) if steps == window else _slices(input, window, steps, rows, columns)
     return reduce(_larger, cells)
+
+
+def two_by_two(
+    kernel_size: Size,
+    stride: Size | None = None,
+    padding: Size = 0,
+    dilation: Size = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> bool:
+    """Whether these arguments of `F.max_pool2d` mean windows of two by two, side by side, and nothing else."""
+    plain = _plain(padding, dilation, ceil_mode, return_indices)
+    return plain and _window(kernel_size, stride) == ((2, 2), (2, 2))
+
+
+def _plain(padding: Size, dilation: Size, ceil_mode: bool, return_indices: bool) -> bool:
+    return _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not ceil_mode and not return_indices
+
+
+def _window(kernel_size: Size, stride: Size | None) -> tuple[tuple[int, int], tuple[int, int]]:
+    window = _pair(kernel_size)
+    return window, window if stride is None or stride == [] else _pair(stride)
 
 
 def _pair(size: Size) -> tuple[int, int]:

@@ -1,0 +1,147 @@
+"""A convolution and the pooling of its result at once: what lies between them is never written.
+
+Max-pooling two by two keeps a quarter of a convolution's results. Here that quarter is written, and beside it one byte
+for each window that says which of its cells won; from these the gradient is put back where it belongs. The pooling of
+other sizes, and of what is no convolution's result, is `lowering.pooling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedloom.lowering import convolution, convolution_kernels
+from fedloom.lowering.convolution import Form, InputGradient, Pair, WeightGradient, on_device
+from fedloom.lowering.operators import call, flat, leading, operator
+
+
+class PooledConvolution(torch.autograd.Function):
+    """`fedloom::conv2d_pool`: the largest of each window of a convolution with its bias, and which one it was."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, dilation: Pair
+    ) -> tuple[Tensor, Tensor]:
+        y, winners = torch.ops.fedloom.conv2d_pool(x, weight, bias, stride, padding, dilation)
+        return y, winners
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, weight, _, *ctx.settings = inputs
+        ctx.save_for_backward(x, weight, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, _: Any) -> tuple[Any, ...]:
+        x, weight, winners = ctx.saved_tensors
+        image, taps = tuple(x.shape[-2:]), tuple(weight.shape[-2:])
+        g = convolution.channels_last(g)
+        cells = call(Unpool, g, winners, convolution.output_size(image, taps, *ctx.settings))
+        dx = call(InputGradient, cells, weight, image, *ctx.settings) if ctx.needs_input_grad[0] else None
+        dw = call(WeightGradient, cells, x, taps, *ctx.settings) if ctx.needs_input_grad[1] else None
+        return dx, dw, g.sum((0, 2, 3)), None, None, None
+
+
+class Unpool(torch.autograd.Function):
+    """`fedloom::unpool`: each window's number goes to the cell that won it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(g: Tensor, winners: Tensor, size: Pair) -> Tensor:
+        cells: Tensor = torch.ops.fedloom.unpool(g, winners, size)
+        return cells
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, cells: Tensor) -> tuple[Any, ...]:
+        (winners,) = ctx.saved_tensors
+        return torch.gather(_windows(cells, winners), -1, winners.long().unsqueeze(-1)).squeeze(-1), None, None
+
+
+def _windows(cells: Tensor, winners: Tensor) -> Tensor:
+    """(..., H, W) -> (..., QH, QW, 4): the four cells of every whole window, in row-major order."""
+    qh, qw = winners.shape[-2:]
+    whole = cells[..., : 2 * qh, : 2 * qw].unflatten(-1, (qw, 2)).unflatten(-3, (qh, 2))
+    return whole.movedim(-3, -2).flatten(-2)
+
+
+def conv2d_pool(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    forced: Form | None = None,
+) -> Tensor | None:
+    """`F.max_pool2d(F.conv2d(...), 2)`; None where the convolution has another form than the kernels'."""
+    if convolution.chosen_form(input, weight, stride, dilation, groups, forced) != "kernel":
+        return None
+    x, *settings = convolution.arranged(input, weight, stride, padding, dilation)
+    if min(convolution.output_size(x.shape[-2:], weight.shape[-2:], *settings)) < 2:
+        return None
+    added = weight.new_zeros(weight.shape[0]) if bias is None else bias
+    y: Tensor = call(PooledConvolution, convolution.channels_last(x), weight, added, *settings)[0]
+    return y
+
+
+def _empty(
+    x: Tensor, weight: Tensor, bias: Tensor, stride: Any, padding: Any, dilation: Any
+) -> tuple[Tensor, Tensor]:
+    rows, columns = convolution.output_size(x.shape[-2:], weight.shape[-2:], stride, padding, dilation)
+    y = convolution_kernels.empty_last(x, *leading(x), x.shape[-4], weight.shape[-4], rows // 2, columns // 2)
+    return y, torch.empty_like(y, dtype=torch.uint8)
+
+
+@operator(
+    "fedloom::conv2d_pool",
+    "(Tensor x, Tensor weight, Tensor bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation) -> (Tensor, Tensor)",
+    batched=3,
+    fake=_empty,
+)
+def _conv2d_pool(
+    x: Tensor, weight: Tensor, bias: Tensor, stride: Any, padding: Any, dilation: Any
+) -> tuple[Tensor, Tensor]:
+    lead, (x, weight, bias) = flat((4, 4, 1), x, weight, bias)
+    settings = tuple(stride), tuple(padding), tuple(dilation)
+    if on_device(x):
+        rows, columns = convolution.output_size(x.shape[-2:], weight.shape[-2:], *settings)
+        y, winners = convolution_kernels.conv2d_pool(x, weight, bias, (rows // 2, columns // 2), *settings)
+    else:
+        made = [torch.conv2d(*each, *settings) for each in zip(x, weight, bias, strict=True)]
+        found = [F.max_pool2d(each, 2, return_indices=True) for each in made]
+        width = made[0].shape[-1]
+        y = convolution_kernels.last(torch.stack([each for each, _ in found]))
+        places = torch.stack([place for _, place in found])
+        cells = places // width % 2 * 2 + places % width % 2
+        winners = convolution_kernels.last(cells.to(torch.uint8))
+    return y.reshape(*lead, *y.shape[1:]), winners.reshape(*lead, *winners.shape[1:])
+
+
+def _empty_cells(g: Tensor, winners: Tensor, size: Any) -> Tensor:
+    return convolution_kernels.empty_last(g, *leading(g), g.shape[-4], g.shape[-3], *size)
+
+
+@operator("fedloom::unpool", "(Tensor g, Tensor winners, SymInt[] size) -> Tensor", batched=2, fake=_empty_cells)
+def _unpool(g: Tensor, winners: Tensor, size: Any) -> Tensor:
+    lead, (g, winners) = flat(4, g, winners)
+    if on_device(g):
+        cells = convolution_kernels.unpool(g, winners, tuple(size))
+    else:
+        qh, qw = g.shape[-2:]
+        won = winners.unsqueeze(-1) == torch.arange(4, device=g.device)
+        chosen = torch.where(won, g.unsqueeze(-1), 0.0)
+        whole = chosen.unflatten(-1, (2, 2)).movedim(-2, -3).reshape(*g.shape[:-2], 2 * qh, 2 * qw)
+        whole = F.pad(whole, (0, size[1] - 2 * qw, 0, size[0] - 2 * qh))
+        cells = convolution_kernels.last(whole)
+    return cells.reshape(*lead, *cells.shape[1:])
