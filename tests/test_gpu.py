@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from small_federations import classification, distance, noise, split
 from torch import Tensor, nn
 
 import fedloom as fl
+from fedloom import random
 from fedloom.algorithm import Algorithm
 from fedloom.data.augment import Augmentation
+from fedloom.lowering.masks import keep_mask
 
 pytestmark = [
     pytest.mark.gpu,
@@ -200,3 +203,36 @@ def test_what_does_not_fit_is_halved_and_told_once() -> None:
     assert history.resolved["chunk"] < 64
     roomy = fl.simulate(task, data, fl.fedavg(0.1), **settings)
     assert distance(history, roomy) < 1e-4
+
+
+def test_masks_are_the_processors() -> None:
+    keys = random.key(3, 1, torch.arange(5), "dropout")
+    for shape, drop in (((7, 3), 0.3), ((3000,), 0.5), ((0, 4), 0.5), ((4,), 1.0)):
+        draw = partial(keep_mask, site=2, shape=torch.Size(shape), drop=drop)
+        here, there = (torch.func.vmap(draw)(each) for each in (keys, keys.cuda()))
+        assert torch.equal(here, there.cpu())
+
+
+class Pictures(nn.Module):
+    """Dropout on what was pooled, whose channels are adjacent, before a dense layer that wants another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.drop, self.last = nn.Conv2d(1, 16, 3), nn.Dropout(0.25), nn.Linear(16 * 9, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.drop(torch.relu(nn.functional.max_pool2d(self.conv(x), 2))).flatten(1))
+
+
+@pytest.mark.filterwarnings("default")  # torch's own, in its compiler
+@pytest.mark.parametrize("sizes", [[20, 20, 20], [20, 7, 31]], ids=["equal", "unequal"])
+def test_a_network_with_pooling_and_dropout_compiles(sizes: list[int]) -> None:
+    data = fl.federate(noise(sum(sizes), 1, 8, 8), torch.arange(sum(sizes)) % 4, split(sizes))
+    options: dict[str, Any] = {"rounds": 2, "cohort": 3, "batch_size": 10, "dtype": torch.float32}
+    runs = [
+        fl.simulate(fl.Task(Pictures), data, fl.fedavg(0.1), device=device, compile=compile, **options)
+        for device, compile in (("cpu", None), ("cuda", True))
+    ]
+    assert runs[1].resolved["program"] == "compiled"
+    runs[1].params = {name: leaf.cpu() for name, leaf in runs[1].params.items()}
+    assert distance(*runs) < 1e-3

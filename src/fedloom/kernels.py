@@ -71,7 +71,7 @@ def row_squares(rows: Tensor) -> Tensor:
 
 @triton.jit
 def _kept(masks, words, count, least, columns: tl.constexpr):
-    """lowbias32 of (word, position), as `fedloom.random.keep_mask` has it; each program has some positions of one mask."""
+    """lowbias32 of (word, position), as `fedloom.random.keep_mask` has it, for some positions of one mask."""
     k = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * columns + tl.arange(0, columns)
     x = place.to(tl.uint32) * 0x9E3779B9 + tl.load(words + k).to(tl.uint32, bitcast=True)

@@ -94,8 +94,10 @@ def assert_same(module: nn.Module, x: Tensor, form: Form | None = None, traced: 
         assert_close(flattened(program(params, x)), expected, 1e-12)
 
 
-def assert_same_on_gpu(module: nn.Module, x: Tensor, form: Form | None = None, tolerance: float = 5e-5) -> None:
-    """In float32 on the GPU, against the loop in float64 on the CPU."""
+def assert_same_on_gpu(
+    module: nn.Module, x: Tensor, form: Form | None = None, tolerance: float = 5e-5, traced: bool = False
+) -> None:
+    """In float32 on the GPU, as a traced program or not, against the loop in float64 on the CPU."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
@@ -104,8 +106,10 @@ def assert_same_on_gpu(module: nn.Module, x: Tensor, form: Form | None = None, t
         x = x.float().double()
         expected = ordinary(module.double(), params, x)
         moved = {name: leaf.float().cuda() for name, leaf in params.items()}
-        got = flattened(gradient(module.float().cuda(), form)(moved, x.float().cuda()))
-        assert_close(got, expected, tolerance)
+        stack = gradient(module.float().cuda(), form)
+        given = moved, x.float().cuda()
+        found = make_fx(stack, tracing_mode="fake")(*given)(*given) if traced else stack(*given)
+        assert_close(flattened(found), expected, tolerance)
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]

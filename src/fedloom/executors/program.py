@@ -24,6 +24,7 @@ from fedloom import tree
 from fedloom.data.federated import Features, take
 from fedloom.errors import FedloomError
 from fedloom.executors.job import Job, Stack
+from fedloom.executors.product_updates import subtract_products
 from fedloom.executors.vectorized import client_axes, client_step, eager, where_at_work
 from fedloom.graphs import NoRound, captured
 from fedloom.local import Carry
@@ -235,7 +236,7 @@ def _compiled(traced: torch.fx.GraphModule, given: list[Tensor]) -> Callable[...
     with warnings.catch_warnings():
         # how Inductor splits a sum is its own affair, and none of the user's
         warnings.filterwarnings("ignore", r"\s*Online softmax is disabled", UserWarning)
-        compiled: Any = compile_fx(traced, given)
+        compiled: Any = compile_fx(subtract_products(traced), given)
     call: Callable[..., Any] = compiled
     return call
 

@@ -94,7 +94,12 @@ def _pair(size: int | Sequence[int]) -> Pair:
 
 
 def chosen_form(
-    x: Tensor, weight: Tensor, stride: int | Sequence[int], dilation: int | Sequence[int], groups: int, forced: Form | None
+    x: Tensor,
+    weight: Tensor,
+    stride: int | Sequence[int],
+    dilation: int | Sequence[int],
+    groups: int,
+    forced: Form | None,
 ) -> Form:
     """The form that is asked for, or by the rule; `plain` where there is no other."""
     if groups != 1 or x.dim() != 4:

@@ -22,7 +22,8 @@ def _better(value, cell, other, place):
     nan = value != value
     other_nan = other != other
     later = place > cell
-    taken = tl.where(nan | other_nan, other_nan & (later | (nan == 0)), (other > value) | ((other == value) & (later == 0)))
+    larger = (other > value) | ((other == value) & (later == 0))
+    taken = tl.where(nan | other_nan, other_nan & (later | (nan == 0)), larger)
     return tl.where(taken, other, value), tl.where(taken, place, cell)
 
 

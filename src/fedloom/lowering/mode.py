@@ -24,7 +24,8 @@ class Stacked(TorchFunctionMode):
 
     def __init__(self, mask: Tensor | None, form: Form | None) -> None:
         super().__init__()
-        self.form = form
+        self.conv2d = partial(convolution.conv2d, forced=form)
+        self.conv2d_pool = partial(pooled.conv2d_pool, forced=form)
         self.convolved: tuple[Tensor, Callable[[], Tensor | None]] | None = None
         self.replacements: dict[Any, Callable[..., Any]] = {
             torch.conv2d: self._conv2d,
@@ -46,9 +47,9 @@ class Stacked(TorchFunctionMode):
         return func(*args, **(kwargs or {})) if result is None else result
 
     def _conv2d(self, *args: Any, **kwargs: Any) -> Tensor | None:
-        y = convolution.conv2d(*args, **kwargs, forced=self.form)
+        y = self.conv2d(*args, **kwargs)
         if y is not None and is_in_torch_dispatch_mode():
-            self.convolved = y, partial(pooled.conv2d_pool, *args, **kwargs, forced=self.form)
+            self.convolved = y, partial(self.conv2d_pool, *args, **kwargs)
         return y
 
     def _max_pool2d(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:

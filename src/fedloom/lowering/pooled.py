@@ -71,7 +71,8 @@ def _windows(cells: Tensor, winners: Tensor) -> Tensor:
     """(..., H, W) -> (..., QH, QW, 4): the four cells of every whole window, in row-major order."""
     qh, qw = winners.shape[-2:]
     whole = cells[..., : 2 * qh, : 2 * qw].unflatten(-1, (qw, 2)).unflatten(-3, (qh, 2))
-    return whole.movedim(-3, -2).flatten(-2)
+    windows: Tensor = whole.movedim(-3, -2).flatten(-2)
+    return windows
 
 
 def conv2d_pool(
@@ -95,9 +96,7 @@ def conv2d_pool(
     return y
 
 
-def _empty(
-    x: Tensor, weight: Tensor, bias: Tensor, stride: Any, padding: Any, dilation: Any
-) -> tuple[Tensor, Tensor]:
+def _empty(x: Tensor, weight: Tensor, bias: Tensor, stride: Any, padding: Any, dilation: Any) -> tuple[Tensor, Tensor]:
     rows, columns = convolution.output_size(x.shape[-2:], weight.shape[-2:], stride, padding, dilation)
     y = convolution_kernels.empty_last(x, *leading(x), x.shape[-4], weight.shape[-4], rows // 2, columns // 2)
     return y, torch.empty_like(y, dtype=torch.uint8)

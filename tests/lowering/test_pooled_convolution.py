@@ -1,0 +1,132 @@
+"""A convolution and its pooling at once, in a program: torch's numbers and winners, and nothing of the whole image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from stacks import assert_same, assert_same_on_gpu, draw, gradient, leaves
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+from fedloom.lowering import pooled  # noqa: F401  registers the operators
+from fedloom.lowering.operators import call
+from fedloom.lowering.pooled import PooledConvolution, Unpool
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # the ordinary convolution's, of its own copy
+
+SETTINGS: list[dict[str, Any]] = [
+    {"kernel_size": 3},
+    {"kernel_size": 3, "padding": 1},
+    {"kernel_size": (3, 2), "stride": 2, "bias": False},
+    {"kernel_size": 2, "padding": "same"},
+    {"kernel_size": 3, "dilation": 2, "padding": 2},
+]
+
+
+def network(settings: dict[str, Any], channels: int = 2, outputs: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(channels, outputs, **settings), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten())
+
+
+def program(module: nn.Module, x: Tensor) -> GraphModule:
+    traced = make_fx(gradient(module.double(), "kernel"), tracing_mode="fake")(leaves(module), x)
+    traced.graph.eliminate_dead_code()
+    return traced
+
+
+def operators(traced: GraphModule) -> list[str]:
+    names = [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
+    return [name.split(".")[1] for name in names if name.startswith("fedloom.")]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_the_ordinary_layers(settings: dict[str, Any]) -> None:
+    """9 x 8: with some of the settings a last row or column that no window has."""
+    module, x = network(settings), draw(3, 2, 2, 9, 8)
+    assert_same(module, x, "kernel", traced=True)
+    assert operators(program(module, x)) == [
+        "conv2d_pool",
+        "unpool",
+        "conv2d_input_gradient",
+        "conv2d_weight_gradient",
+    ]
+
+
+@pytest.mark.parametrize(
+    "pooling", [nn.MaxPool2d(3), nn.MaxPool2d(2, stride=1), nn.MaxPool2d(2, padding=1), nn.MaxPool2d((2, 1))]
+)
+def test_other_windows_are_pooled_after_the_convolution(pooling: nn.Module) -> None:
+    module, x = nn.Sequential(nn.Conv2d(2, 4, 3), pooling), draw(3, 2, 2, 9, 8)
+    assert "conv2d" in operators(program(module, x)) and "conv2d_pool" not in operators(program(module, x))
+    assert_same(module, x, "kernel", traced=True)
+
+
+def test_what_stands_between_them_or_reads_the_convolution_too_is_respected() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(2, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            return F.max_pool2d(y, 2).sum((-1, -2)) + y.mean((-1, -2)) + F.max_pool2d(y.tanh(), 2).sum((-1, -2))
+
+    assert_same(Twice(), draw(3, 2, 2, 9, 8), "kernel", traced=True)
+
+
+def test_an_image_of_one_row_is_refused_as_ever() -> None:
+    with pytest.raises(RuntimeError, match="too small"):
+        program(network({"kernel_size": 3}), draw(3, 2, 2, 3, 8))
+
+
+@pytest.mark.parametrize("special", [None, float("nan"), float("inf"), float("-inf")])
+def test_the_winner_is_torchs(special: float | None) -> None:
+    """Ties of rounded numbers; of what is not finite each window's value and its gradient too."""
+    x, weight, bias = draw(2, 3, 1, 7, 8).round(), torch.ones(2, 1, 1, 1, 1, dtype=torch.float64), torch.zeros(2, 1)
+    if special is not None:
+        x = torch.where(draw(2, 3, 1, 7, 8, seed=1) > 0.5, special, x)
+    y, winners = call(PooledConvolution, x, weight, bias.double(), (1, 1), (0, 0), (1, 1))
+    image = x.clone().requires_grad_()
+    expected = torch.stack([F.max_pool2d(each, 2) for each in image])
+    torch.testing.assert_close(y, expected.detach(), equal_nan=True)
+    g = draw(*y.shape, seed=2)
+    (found,) = torch.autograd.grad((expected * g).sum(), image)
+    torch.testing.assert_close(call(Unpool, g, winners, (7, 8)), found)
+
+
+def test_derivatives_of_derivatives() -> None:
+    """A window's derivative is that of its winner, whichever order it is taken in."""
+    x, weight, bias = (draw(*shape).requires_grad_() for shape in ((2, 2, 7, 6), (3, 2, 3, 3), (3,)))
+    settings = (1, 1), (0, 0), (1, 1)
+
+    def pooled_of(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        y: Tensor = call(PooledConvolution, x, weight, bias, *settings)[0]
+        return y
+
+    assert torch.autograd.gradgradcheck(pooled_of, (x, weight, bias))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize(("channels", "outputs"), [(1, 4), (32, 64), (20, 36)])
+def test_on_a_gpu(settings: dict[str, Any], channels: int, outputs: int) -> None:
+    assert_same_on_gpu(network(settings, channels, outputs), draw(3, 2, channels, 9, 8), "kernel", traced=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_winners_on_a_gpu() -> None:
+    x = draw(2, 3, 4, 10, 9).round()
+    x = torch.where(draw(2, 3, 4, 10, 9, seed=1) > 1.5, torch.nan, x).float()
+    weight = torch.eye(4)[None, :, :, None, None].expand(2, 4, 4, 1, 1)
+    given = x, weight, torch.zeros(2, 4)
+    found = [
+        torch.ops.fedloom.conv2d_pool(*(each.to(device) for each in given), [1, 1], [0, 0], [1, 1])
+        for device in ("cpu", "cuda")
+    ]
+    for here, there in zip(*found, strict=True):
+        torch.testing.assert_close(there.cpu(), here, equal_nan=True)
