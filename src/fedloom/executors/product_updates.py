@@ -37,7 +37,7 @@ def subtract_products(traced: GraphModule) -> GraphModule:
         place, value = copy.args
         active = None
         chosen = _read(value, _ATEN.where.self)
-        if chosen is not None and chosen[2] is place:
+        if chosen[-1] is place:
             active, value, _ = chosen
         found = _step(place, value)
         if found is None:
@@ -56,14 +56,14 @@ def subtract_products(traced: GraphModule) -> GraphModule:
 
 def _step(place: Any, value: Any) -> tuple[Node, Node, Node] | None:
     """a, b and the rates, where the value is `place - rate * (a @ b)` and nobody else reads what is between."""
-    before, scaled = _read(value, _ATEN.sub.Tensor) or (None, None)
+    before, scaled = _read(value, _ATEN.sub.Tensor)
     if before is not place or place.op != "placeholder" or value.kwargs:
         return None
-    gradient, rate = _read(scaled, _ATEN.mul.Tensor) or (None, None)
+    gradient, rate = _read(scaled, _ATEN.mul.Tensor)
     product = gradient
-    while (seen := _read(product, *_VIEWS)) is not None:
-        product = seen[0]
-    a, b = _read(product, _ATEN.bmm.default) or (None, None)
+    while (seen := _read(product, *_VIEWS)[0]) is not None:
+        product = seen
+    a, b = _read(product, _ATEN.bmm.default)
     if a is None or not isinstance(rate, Node):
         return None
     whole, there, rates = product.meta["val"], gradient.meta["val"], rate.meta["val"]
@@ -74,8 +74,7 @@ def _step(place: Any, value: Any) -> tuple[Node, Node, Node] | None:
     return (a, b, rate) if seen_as_it_lies and alike and by_client and smaller else None
 
 
-def _read(node: Any, *targets: Any) -> list[Any] | None:
-    """What an operation reads, where it is one of these and a single one reads its result."""
-    if isinstance(node, Node) and node.target in targets and len(node.users) == 1:
-        return list(node.args)
-    return None
+def _read(node: Any, *targets: Any) -> Any:
+    """What an operation reads, where it is one of these and a single one reads its result; else two times nothing."""
+    found = isinstance(node, Node) and node.target in targets and len(node.users) == 1
+    return node.args if found else (None, None)
