@@ -16,6 +16,7 @@ import fedloom as fl
 from fedloom.algorithm import Algorithm
 from fedloom.executors import program
 from fedloom.executors.product_updates import subtract_products
+from fedloom.lowering import convolution
 
 EQUAL, UNEQUAL = classification([16] * 4), classification([20, 10, 31, 5])
 
@@ -36,6 +37,17 @@ class Tied(Wide):
         return super().forward(x) + (x @ self.first.weight.t())[:, :4]
 
 
+class Convolved(nn.Module):
+    """Its convolutions are products with patches; of the first, and of the dense layer, the factor is too large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(1, 8, 1), nn.Conv2d(8, 5, (2, 3)), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.second(torch.tanh(self.first(x.reshape(-1, 1, 2, 3)))).flatten(1))
+
+
 def run(data: fl.FederatedData, algorithm: Algorithm, model: Callable[[], nn.Module], **options: Any) -> fl.History:
     given = {"cohort": 4, "batch_size": 3, "executor": "vectorized", "dtype": torch.float64} | options
     return fl.simulate(fl.Task(model), data, algorithm, rounds=3, **given)
@@ -45,6 +57,8 @@ CASES: dict[str, tuple[fl.FederatedData, Algorithm, Callable[[], nn.Module], int
     "both layers": (EQUAL, fl.fedavg(0.1), Wide, 2),
     "clients that have finished": (UNEQUAL, fl.fedavg(0.1), Wide, 2),
     "a rate of each step": (EQUAL, fl.fedavg(fl.schedule.within_round(0.1, 0.5)), Wide, 2),
+    "convolutions by patches": (EQUAL, fl.fedavg(0.1), Convolved, 1),
+    "the same, unequal": (UNEQUAL, fl.fedavg(0.1), Convolved, 1),
     "not with momentum": (EQUAL, fl.fedavg(0.1, client_optimizer="momentum"), Wide, 0),
     "nor clipped": (EQUAL, fl.fedavg(0.1, client_clip_norm=1.0), Wide, 0),
     "nor where the gradient is remembered": (EQUAL, fl.scaffold(0.1, option="gradmean"), Wide, 0),
@@ -65,6 +79,7 @@ def test_which_updates_are_products_and_that_they_agree_with_the_loop(
         return traced
 
     monkeypatch.setattr(program, "_in_place", rewritten)
+    monkeypatch.setattr(convolution, "form", lambda *given: "matrix")
     found = run(data, algorithm, model, compile=False)
     assert found.resolved["program"] == "captured" and set(counts) == {expected}
     assert distance(run(data, algorithm, model, executor="loop"), found) <= 1e-12

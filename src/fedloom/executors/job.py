@@ -179,7 +179,7 @@ def train(job: Job, parts: Sequence[Part], run: Runner, owned: bool = False) -> 
         if memory is not None and memory.gradient == "mean":
             gradient = _divide_rows(carry["gradients"], steps)
         owned = owned and memory is None  # a memory reads them
-        update = tree.map(_difference_in_place if owned else torch.sub, stack.anchor, carry["params"])
+        update = tree.map(_difference_in_place if owned else _difference, stack.anchor, carry["params"])
     losses = carry["loss"] / to_device(seen.to(carry["loss"].dtype), carry["loss"].device)
     start = 0
     for part in parts:
@@ -205,6 +205,11 @@ def train(job: Job, parts: Sequence[Part], run: Runner, owned: bool = False) -> 
             extra=extra or None,
         )
         yield Trained(part, cohort, next_rows, _rows_of(carry["counted"], own))
+
+
+def _difference(x: Tensor, y: Tensor) -> Tensor:
+    """x - y as updates lie, whatever the order of y."""
+    return torch.sub(x, y, out=y.new_empty(y.shape))
 
 
 def _difference_in_place(x: Tensor, y: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from fedloom.executors.product_updates import subtract_products
 from fedloom.executors.vectorized import client_axes, client_step, eager, where_at_work
 from fedloom.graphs import NoRound, captured
 from fedloom.local import Carry
+from fedloom.lowering import convolution, convolution_kernels
 
 Step = Callable[..., Carry]
 
@@ -51,8 +52,13 @@ class Program:
         self.shape, self.compiled = shape, compiled
         device = stack.carry["loss"].device
 
+        kernels = convolution.kernels(job.functional.module)
+
         def room(leaf: Tensor) -> Tensor:
-            return torch.zeros(shape.clients, *leaf.shape[1:], dtype=leaf.dtype, device=device)
+            size = shape.clients, *leaf.shape[1:]
+            if leaf.shape[1:] in kernels:
+                return convolution_kernels.empty_last(leaf, *size).zero_()
+            return leaf.new_zeros(size)
 
         batches = {"index": (shape.steps, shape.rows), "sizes": (shape.steps,), "keys": (shape.steps,)}
         self.inputs = {

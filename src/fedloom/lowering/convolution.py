@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.lowering import convolution_kernels, triton_parts, weight_gradient_kernels
@@ -42,6 +42,19 @@ def form(x: Tensor, weight: Tensor, stride: Pair, dilation: Pair, groups: int) -
     if not wide and fits and x.dtype in _KERNEL_DTYPES and x.device.type == "cuda" and triton_parts.available():
         return "kernel"
     return "matrix"
+
+
+def kernels(module: nn.Module) -> set[torch.Size]:
+    """The shapes of the kernels that stacked forms read and write with channels adjacent in memory.
+
+    Where they lie so, neither they nor their gradients are turned around at every step.
+    """
+    layers = [layer for layer in module.modules() if type(layer) is nn.Conv2d]
+    return {
+        layer.weight.shape
+        for layer in layers
+        if form(layer.weight, layer.weight, _pair(layer.stride), _pair(layer.dilation), layer.groups) != "plain"
+    }
 
 
 def conv2d(
@@ -166,8 +179,8 @@ def _product(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: P
     """Patches times matrix, one product per client."""
     o, c, th, tw = weight.shape
     qh, qw = output_size(x.shape[-2:], (th, tw), stride, padding, dilation)
-    matrix = weight.permute(2, 3, 1, 0).reshape(th * tw * c, o)
-    y = _patches(x, (qh, qw), (th, tw), stride, padding, dilation) @ matrix
+    matrix = weight.permute(0, 2, 3, 1).reshape(o, th * tw * c)
+    y = _patches(x, (qh, qw), (th, tw), stride, padding, dilation) @ matrix.t()  # its gradient lies as the matrix does
     return y.reshape(x.shape[0], qh, qw, o).permute(0, 3, 1, 2)
 
 
