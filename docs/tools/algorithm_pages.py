@@ -148,14 +148,25 @@ def _trained() -> list[Study]:
 
 def _measured(name: str) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Results that have cells of the algorithm, and these cells."""
-    trained = {study.id: study for study in _trained()}
-    for result in summarise.kept():
-        if result["id"] in trained:
-            study = trained[result["id"]]
-            used = [(cell, _algorithm(study, cell)) for cell in cells(study)]
-            own = [each for each in result["measured"] if any(name in names for cell, names in used if _in(each, cell))]
-            if own:
-                yield result, own
+    for result, named in _results_by_algorithm():
+        own = [each for each, names in named if name in names]
+        if own:
+            yield result, own
+
+
+@cache
+def _results_by_algorithm() -> list[tuple[dict[str, Any], list[tuple[dict[str, Any], set[str]]]]]:
+    """Every result, and its cells with the algorithms they were trained with."""
+    used = _used()
+    return [
+        (result, [(each, _names_in(each, used[result["id"]])) for each in result["measured"]])
+        for result in summarise.kept()
+        if result["id"] in used
+    ]
+
+
+def _names_in(measured: dict[str, Any], used: list[tuple[dict[str, str], set[str]]]) -> set[str]:
+    return set().union(*(names for cell, names in used if _in(measured, cell)))
 
 
 def _in(measured: dict[str, Any], cell: dict[str, str]) -> bool:
@@ -163,12 +174,13 @@ def _in(measured: dict[str, Any], cell: dict[str, str]) -> bool:
 
 
 @cache
-def _study_names() -> dict[str, set[str]]:
-    return {study.id: set().union(*(_algorithm(study, cell) for cell in cells(study))) for study in _trained()}
+def _used() -> dict[str, list[tuple[dict[str, str], set[str]]]]:
+    """The cells of every study, and the algorithms they are trained with."""
+    return {study.id: [(cell, _algorithm(study, cell)) for cell in cells(study)] for study in _trained()}
 
 
 def _names(study: Study) -> set[str]:
-    return _study_names()[study.id]
+    return set().union(*(names for _, names in _used()[study.id]))
 
 
 def _algorithm(study: Study, cell: dict[str, str]) -> set[str]:
