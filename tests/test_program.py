@@ -96,8 +96,7 @@ def test_a_program_may_be_tried_more_often_than_its_plan_has_steps(monkeypatch: 
     class Tried(program.Program):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
-            for _ in range(3):
-                self.replay()
+            self.take(3)
 
     once = {"epochs": 1, "batch_size": None}
     monkeypatch.setattr(program, "Program", Tried)

@@ -18,6 +18,7 @@ from fedloom import random, tree
 from fedloom.data.federated import Features, named_leaves, take
 from fedloom.dropout import SeededDropout
 from fedloom.errors import FedloomError, choose
+from fedloom.executors.crew import members
 from fedloom.executors.job import LANES, ONE_VALUE, Assignment, Executor, Job, Part, Trained
 from fedloom.executors.loop import loop
 from fedloom.executors.program import Program, Programs
@@ -65,7 +66,7 @@ class Choice:
         if self.program == "none":
             return Vectorized(eager, self._halved)
         programs = self._programs()
-        return Vectorized(programs, self._halved, programs.forget)
+        return Vectorized(programs, self._halved, programs.forget, self.workers)
 
     def _programs(self) -> Programs:
         def made(program: Program) -> None:
@@ -76,7 +77,7 @@ class Choice:
             self.notes["program"] = f"none: {reason}"
             warnings.warn(f"a step could not become a program ({reason}); it runs operation by operation", stacklevel=2)
 
-        return Programs(self.program == "compiled", made, failed)
+        return Programs(self.program == "compiled", made, failed, self.workers)
 
     def _halved(self, most: int) -> None:
         if "chunk" not in self.notes:
@@ -130,7 +131,9 @@ def resolve(
         return looped(why)
     memory = each * min(job.chunk, cohort)
     program = _program(stacked, memory, rounds, compiled)
-    return stacked, Choice("vectorized", job.chunk, reason + uncounted, program, memory=memory)
+    several = program != "none" and not _on_gpu(job) and not ranks.launched
+    workers = members(_param_bytes(job) * min(job.chunk, cohort), torch.get_num_threads()) if several else 1
+    return stacked, Choice("vectorized", job.chunk, reason + uncounted, program, workers, memory)
 
 
 def _program(job: Job, memory: int, rounds: int, compiled: bool | None) -> str:
