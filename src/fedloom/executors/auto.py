@@ -131,8 +131,7 @@ def resolve(
         return looped(why)
     memory = each * min(job.chunk, cohort)
     program = _program(stacked, memory, rounds, compiled)
-    several = program != "none" and not _on_gpu(job) and not ranks.launched
-    workers = members(_param_bytes(job) * min(job.chunk, cohort), torch.get_num_threads()) if several else 1
+    workers = _crew(job, cohort, ranks) if program == "captured" else 1  # a compiled step has threads of its own
     return stacked, Choice("vectorized", job.chunk, reason + uncounted, program, workers, memory)
 
 
@@ -172,6 +171,13 @@ def _workers(job: Job, cohort: int, draws: bool, ranks: Ranks) -> int:
     if _on_gpu(job) or draws or ranks.launched or _heavy(job) is None:
         return 1
     return min(torch.get_num_threads(), cohort)
+
+
+def _crew(job: Job, cohort: int, ranks: Ranks) -> int:
+    """Threads that share a stack on a CPU, each with clients of its own."""
+    if _on_gpu(job) or ranks.launched:
+        return 1
+    return members(min(job.chunk, cohort), _param_bytes(job), torch.get_num_threads())
 
 
 def _rule(job: Job, cohort: int) -> tuple[bool, str]:

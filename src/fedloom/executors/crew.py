@@ -19,13 +19,13 @@ SHARE = 2**20
 """Bytes of parameters that are worth a thread: with fewer, the others would have finished before it has begun."""
 
 
-def members(size: int, most: int) -> int:
-    """How many share a stack with that many bytes of parameters.
+def members(clients: int, size: int, most: int) -> int:
+    """How many, at most, share a stack of that many clients with that many bytes of parameters each.
 
-    >>> members(3 * 2**20, 2), members(2**19, 2)
-    (2, 1)
+    >>> members(100, 2**15, 2), members(10, 2**15, 2), members(1, 2**22, 2)
+    (2, 1, 1)
     """
-    return max(1, min(most, size // SHARE))
+    return max(1, min(most, clients, clients * size // SHARE))
 
 
 def shares(count: int, members: int) -> list[slice]:

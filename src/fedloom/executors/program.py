@@ -218,8 +218,9 @@ class Programs:
 
     def _crew(self, stack: Stack) -> Crew | None:
         """Those who share a stack of this size, if it is worth more than one."""
-        size = sum(leaf.numel() * leaf.element_size() for leaf in stack.carry["params"].values())
-        if (count := members(size, self.workers)) == 1:
+        clients = len(stack.plan.clients)
+        size = sum(leaf[0].numel() * leaf.element_size() for leaf in stack.carry["params"].values())
+        if (count := members(clients, size, self.workers)) == 1:
             return None
         if count not in self.crews:
             self.crews[count] = Crew(count, self.threads)
