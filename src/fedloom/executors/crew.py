@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import torch
 
-SHARE = 2**20
+SHARE = 2**19
 """Bytes of parameters that are worth a thread: with fewer, the others would have finished before it has begun."""
 
 
