@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fedloom as fl
 from fedloom.algorithm import Algorithm
-from fedloom.executors import program
+from fedloom.executors import crew, program
 from fedloom.executors.program import Programs
 from fedloom.simulation import History
 from fedloom.transforms.base import stateless
@@ -96,8 +97,7 @@ def test_a_program_may_be_tried_more_often_than_its_plan_has_steps(monkeypatch: 
     class Tried(program.Program):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
-            for _ in range(3):
-                self.replay()
+            self.take(3)
 
     once = {"epochs": 1, "batch_size": None}
     monkeypatch.setattr(program, "Program", Tried)
@@ -175,3 +175,27 @@ def test_a_plain_step_is_in_place() -> None:
     assert {torch.ops.aten.sub_.Tensor, torch.ops.aten.mul_.Tensor} <= called
     traced(*given)
     assert torch.equal(given[0], expected)
+
+
+def test_threads_that_share_a_stack_train_what_one_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With shares of unequal size, and clients that finish one after the other."""
+    with crew.operations_on(2):
+        alone = run(Dense, fl.fedavg(0.1), compile=False, cohort=5)
+        monkeypatch.setattr(crew, "SHARE", 2**6)
+        first, second = (run(Dense, fl.fedavg(0.1), compile=False, cohort=5) for _ in range(2))
+        assert torch.get_num_threads() == 2
+    assert [history.resolved["workers"] for history in (alone, first)] == [1, 2]
+    assert first.resolved["program"] == "captured"
+    assert all(torch.equal(leaf, second.params[name]) for name, leaf in first.params.items())
+    assert distance(alone, first) <= 1e-12
+
+
+def test_what_a_member_of_a_crew_raises_is_raised_and_ends_the_others() -> None:
+    steps = []
+
+    def fails() -> None:
+        raise ValueError("a step")
+
+    with pytest.raises(ValueError, match="a step"):
+        crew.Crew(2, threads=2).repeat([fails, lambda: steps.append(time.sleep(0.01))], 10_000)
+    assert len(steps) < 10_000

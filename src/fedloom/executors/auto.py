@@ -18,6 +18,7 @@ from fedloom import random, tree
 from fedloom.data.federated import Features, named_leaves, take
 from fedloom.dropout import SeededDropout
 from fedloom.errors import FedloomError, choose
+from fedloom.executors.crew import members
 from fedloom.executors.job import LANES, ONE_VALUE, Assignment, Executor, Job, Part, Trained
 from fedloom.executors.loop import loop
 from fedloom.executors.program import Program, Programs
@@ -65,7 +66,7 @@ class Choice:
         if self.program == "none":
             return Vectorized(eager, self._halved)
         programs = self._programs()
-        return Vectorized(programs, self._halved, programs.forget)
+        return Vectorized(programs, self._halved, programs.forget, self.workers)
 
     def _programs(self) -> Programs:
         def made(program: Program) -> None:
@@ -76,7 +77,7 @@ class Choice:
             self.notes["program"] = f"none: {reason}"
             warnings.warn(f"a step could not become a program ({reason}); it runs operation by operation", stacklevel=2)
 
-        return Programs(self.program == "compiled", made, failed)
+        return Programs(self.program == "compiled", made, failed, self.workers)
 
     def _halved(self, most: int) -> None:
         if "chunk" not in self.notes:
@@ -130,7 +131,8 @@ def resolve(
         return looped(why)
     memory = each * min(job.chunk, cohort)
     program = _program(stacked, memory, rounds, compiled)
-    return stacked, Choice("vectorized", job.chunk, reason + uncounted, program, memory=memory)
+    workers = _crew(job, cohort, ranks) if program == "captured" else 1  # a compiled step has threads of its own
+    return stacked, Choice("vectorized", job.chunk, reason + uncounted, program, workers, memory)
 
 
 def _program(job: Job, memory: int, rounds: int, compiled: bool | None) -> str:
@@ -169,6 +171,13 @@ def _workers(job: Job, cohort: int, draws: bool, ranks: Ranks) -> int:
     if _on_gpu(job) or draws or ranks.launched or _heavy(job) is None:
         return 1
     return min(torch.get_num_threads(), cohort)
+
+
+def _crew(job: Job, cohort: int, ranks: Ranks) -> int:
+    """Threads that share a stack on a CPU, each with clients of its own."""
+    if _on_gpu(job) or ranks.launched:
+        return 1
+    return members(min(job.chunk, cohort), _param_bytes(job), torch.get_num_threads())
 
 
 def _rule(job: Job, cohort: int) -> tuple[bool, str]:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import Tensor
 from fedloom import local, random, tree
 from fedloom.batches import plan
 from fedloom.data.federated import take
+from fedloom.executors.crew import keep_freed_memory
 from fedloom.executors.job import Job, Part, Stack, Trained, info, one_value, train
 from fedloom.executors.layout import Layout, layout
 from fedloom.functional import plain_gradient
@@ -37,7 +38,7 @@ _SHARES = 8
 
 def loop(job: Job, stacks: Iterable[Sequence[Part]]) -> Iterator[Trained]:
     """Train the clients of each part one by one, `job.workers` of them at a time; they come back in pieces."""
-    _keep_freed_memory()
+    keep_freed_memory()
     crew = _Crew(layout(job))
     pieces = (piece for stack in stacks for part in stack for piece in _pieces(job, part))
     # torch has one generator for all threads, and autocasting for each
@@ -148,12 +149,3 @@ def _replica(job: Job) -> Job:
     module = job.functional.module
     tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     return replace(job, functional=replace(job.functional, module=copy.deepcopy(module, tensors)))
-
-
-@cache
-def _keep_freed_memory() -> None:
-    """Have glibc keep up to 64 MB that are freed, instead of mapping and clearing them anew at every local step.
-
-    It takes the largest block that was mapped and freed, up to 32 MB, for the size that a program comes back to.
-    """
-    torch.empty(2**25 - 2**16, dtype=torch.uint8)

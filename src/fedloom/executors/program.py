@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from textwrap import shorten
 from typing import Any
@@ -23,6 +24,7 @@ from torch.utils import _pytree as pytree
 from fedloom import tree
 from fedloom.data.federated import Features, take
 from fedloom.errors import FedloomError
+from fedloom.executors.crew import Crew, members, operations_on, shares
 from fedloom.executors.job import Job, Stack
 from fedloom.executors.product_updates import subtract_products
 from fedloom.executors.vectorized import client_axes, client_step, eager, where_at_work
@@ -45,12 +47,22 @@ class Shape:
 
 
 class Program:
-    """One step of all stacks of one shape."""
+    """One step of all stacks of one shape; on a CPU a crew may take it, each member for clients of its own."""
 
-    def __init__(self, job: Job, stack: Stack, step: Step, shape: Shape, compiled: bool, pool: Any = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        stack: Stack,
+        step: Step,
+        shape: Shape,
+        compiled: bool,
+        pool: Any = None,
+        crew: Crew | None = None,
+    ) -> None:
         began = time.perf_counter()
-        self.shape, self.compiled = shape, compiled
+        self.shape, self.compiled, self.crew = shape, compiled, crew
         device = stack.carry["loss"].device
+        members = 1 if crew is None else crew.members
 
         kernels = convolution.kernels(job.functional.module)
 
@@ -71,7 +83,7 @@ class Program:
                 name: torch.zeros(shape.clients, *size, dtype=torch.int64, device=device)
                 for name, size in batches.items()
             },
-            "s": torch.zeros(1, dtype=torch.int64, device=device),
+            "s": torch.zeros(members, dtype=torch.int64, device=device),
         }
         self.read: set[int] | None = None  # the inputs that the program reads, once that is known
         self._fill(stack)
@@ -88,33 +100,56 @@ class Program:
             _take_step(job, stack.axes, step, shape.masked, pytree.tree_unflatten(inputs, structure), rest)
 
         given = [*(leaves[place] for place in places), *fixed_leaves]
-        with torch.no_grad():
-            traced = make_fx(flat, tracing_mode="fake")(*given)
-            read = [bool(node.users) for node in traced.graph.nodes if node.op == "placeholder"]
-            self.read = {id(tensor) for tensor, used in zip(given, read, strict=True) if used}
-            call: Callable[..., Any] = _compiled(traced, given) if compiled else _in_place(traced)
+        alike = [part for name, part in self.inputs["own"].items() if stack.axes[name] != 0]
+        common = {id(leaf) for leaf in [*_leaves(alike), *fixed_leaves]}  # of all members
+        calls: dict[int, Callable[..., Any]] = {}
+
+        def replay(member: int, rows: slice) -> Callable[[], Any]:
+            """A step of those clients."""
+            s = self.inputs["s"][member : member + 1]
+            own = [leaf if id(leaf) in common else s if leaf is self.inputs["s"] else leaf[rows] for leaf in given]
+            count = rows.stop - rows.start
+            if count not in calls:
+                traced = make_fx(flat, tracing_mode="fake")(*own)
+                read = [bool(node.users) for node in traced.graph.nodes if node.op == "placeholder"]
+                self.read = {id(tensor) for tensor, used in zip(given, read, strict=True) if used}
+                calls[count] = _compiled(traced, own) if compiled else _in_place(traced)
+                if device.type == "cpu" and not compiled:
+                    calls[count] = _scripted(calls[count], own)
+            call = calls[count]
 
             def advance() -> None:
-                call(*given)
-                self.inputs["s"].add_(1).remainder_(shape.steps)  # capturing takes more steps than a short plan has
+                call(*own)
+                s.add_(1).remainder_(shape.steps)  # capturing takes more steps than a short plan has
 
-            self.replay: Callable[[], Any] = advance
+            return advance
+
+        with torch.no_grad(), nullcontext() if crew is None else operations_on(crew.threads):
+            self.replays = [replay(member, rows) for member, rows in enumerate(shares(shape.clients, members))]
             if device.type == "cuda":
-                self.replay = captured(self.replay, pool)
-            elif compiled:
-                self.replay()
+                self.replays = [captured(self.replays[0], pool)]
+            else:
+                self.take(1)
         self.seconds = time.perf_counter() - began
 
     def run(self, stack: Stack) -> Carry:
         """The stack through its steps."""
         with torch.no_grad():
             self._fill(stack)
-            for _ in range(stack.begin, stack.plan.index.shape[1]):
-                self.replay()
+            self.take(stack.plan.index.shape[1] - stack.begin)
             count = len(stack.plan.clients)
             carry: Carry = tree.map_state(lambda leaf: leaf[:count], self.inputs["carry"])
             # parameters and gradients are read before the next run writes there; the rest is small, and kept longer
             return carry | {name: tree.map_state(torch.clone, carry[name]) for name in ("buffers", "loss", "counted")}
+
+    def take(self, times: int) -> None:
+        """So many steps, from where its inputs stand."""
+        if self.crew is not None:
+            self.crew.repeat(self.replays, times)
+            return
+        [replay] = self.replays
+        for _ in range(times):
+            replay()
 
     def _fill(self, stack: Stack) -> None:
         """Write a stack's beginning and its batches where the program reads them; clients beyond it do nothing."""
@@ -143,11 +178,13 @@ class Programs:
         compiled: bool,
         told: Callable[[Program], None] = lambda program: None,
         failed: Callable[[str], None] = lambda reason: None,
+        workers: int = 1,
     ) -> None:
         self.compiled, self.told, self.failed = compiled, told, failed
         self.made: dict[tuple[Step, Shape], Program] = {}
         self.given_up = False
         self.room: tuple[int, int] | None = None  # most steps, most rows of any client
+        self.workers, self.threads, self.crews = workers, torch.get_num_threads(), dict[int, Crew]()
         self.pool: Any = None  # of a GPU's memory: what a step needs for itself is free again when another one begins
 
     def __call__(self, job: Job, stack: Stack, step: Step) -> Carry:
@@ -159,7 +196,7 @@ class Programs:
             if self.pool is None and stack.carry["loss"].is_cuda:
                 self.pool = torch.cuda.graph_pool_handle()
             try:
-                program = Program(job, stack, step, wanted, self.compiled, self.pool)
+                program = Program(job, stack, step, wanted, self.compiled, self.pool, self._crew(stack))
             except (FedloomError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # whatever a tracer or a compiler says: the step itself is sound, and runs
@@ -185,6 +222,16 @@ class Programs:
         steps, rows = max(longest, self.room[0]), max(widest, self.room[1])
         full = bool((stack.plan.sizes == rows).all())
         return Shape(count, steps, rows, not full, stack.axes["anchor"] == 0)
+
+    def _crew(self, stack: Stack) -> Crew | None:
+        """Those who share a stack of this size, if it is worth more than one."""
+        clients = len(stack.plan.clients)
+        size = sum(leaf[0].numel() * leaf.element_size() for leaf in stack.carry["params"].values())
+        if (count := members(clients, size, self.workers)) == 1:
+            return None
+        if count not in self.crews:
+            self.crews[count] = Crew(count, self.threads)
+        return self.crews[count]
 
     def _fitting(self, step: Step, wanted: Shape) -> Program | None:
         """One that was made for it, or for a few clients more: what is beyond the stack is padding.
@@ -245,6 +292,25 @@ def _compiled(traced: torch.fx.GraphModule, given: list[Tensor]) -> Callable[...
         compiled: Any = compile_fx(subtract_products(traced), given)
     call: Callable[..., Any] = compiled
     return call
+
+
+def _scripted(call: Callable[..., Any], given: list[Tensor]) -> Callable[..., Any]:
+    """The same operations called by torch itself: Python takes as long to call a small one as the one itself takes.
+
+    And threads that run a script do not take turns, as they have to in Python.
+    """
+
+    def one_result(*given: Tensor) -> Tensor:
+        call(*given)
+        return given[0]
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*torch.jit.trace.* is deprecated", DeprecationWarning)
+        try:
+            script: Callable[..., Any] = torch.jit.trace(one_result, tuple(given), check_trace=False)
+        except RuntimeError:  # an operation whose arguments a script cannot hold: Python calls them, then
+            return call
+    return script
 
 
 def _hashes(node: torch.fx.Node) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedloom import tree
 from fedloom.data.federated import Features, take
 from fedloom.errors import FedloomError
+from fedloom.executors.crew import keep_freed_memory, operations_on
 from fedloom.executors.job import Job, Part, Runner, Stack, Trained, info, one_value, train
 from fedloom.executors.narrowing import narrowing, of_members, put_back
 from fedloom.functional import stackable_gradient
@@ -34,13 +35,22 @@ class Vectorized:
     What does not fit the memory is halved: `halved` is told, and `forget` drops what was kept for larger stacks.
     """
 
-    def __init__(self, run: Runner, halved: Callable[[int], None], forget: Callable[[], None] = lambda: None) -> None:
-        self.run, self.halved, self.forget = narrowing(run), halved, forget
+    def __init__(
+        self,
+        run: Runner,
+        halved: Callable[[int], None],
+        forget: Callable[[], None] = lambda: None,
+        workers: int = 1,
+    ) -> None:
+        self.run, self.halved, self.forget, self.workers = narrowing(run), halved, forget, workers
         self.most: float = math.inf  # clients at a time, once the memory has been exceeded
 
     def __call__(self, job: Job, stacks: Iterable[Sequence[Part]]) -> Iterator[Trained]:
-        for parts in stacks:
-            yield from self._train(job, list(parts))
+        keep_freed_memory()
+        # where a crew trains, what is done beside it has as many threads as a member: teams would wait for its cores
+        with operations_on(max(1, torch.get_num_threads() // self.workers)):
+            for parts in stacks:
+                yield from self._train(job, list(parts))
 
     def _train(self, job: Job, parts: list[Part]) -> Iterator[Trained]:
         count = sum(len(part.clients) for part in parts)
