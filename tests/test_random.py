@@ -171,3 +171,14 @@ def test_neighbouring_entries_of_a_mask_are_independent() -> None:
     for lag in (1, 2, 64, 1000):
         correlation = float(torch.corrcoef(torch.stack([mask[:-lag], mask[lag:]]))[0, 1])
         assert abs(correlation) < 5 / math.sqrt(40000), lag
+
+
+def test_the_host_hashes_what_a_stack_and_a_device_hash() -> None:
+    """NumPy's words where numbers can be looked at, torch's where they cannot."""
+    clients, seeds = torch.arange(-3, 40), [k % 4 for k in range(43)]
+    keys = random.key(seeds, 2, clients, "batches")
+    assert torch.func.vmap(lambda key: random.bits(key, 9))(keys).equal(random.bits(keys, 9))
+    assert torch.func.vmap(lambda key: random.permutation(key, 9))(keys).equal(random.permutation(keys, 9))
+    assert torch.func.vmap(lambda client: random.key(5, 2, client, "x"))(clients).equal(random.key(5, 2, clients, "x"))
+    alone = [random.key(seed, 2, int(client), "batches") for seed, client in zip(seeds, clients, strict=True)]
+    assert keys.equal(torch.stack(alone))

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedloom import random
 from fedloom.data.federated import FederatedData
 from fedloom.errors import FedloomError
+
+Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -80,34 +84,36 @@ def plan(
 ) -> Plan:
     """Every epoch is a fresh permutation of the client's rows, cut into batches, the short last one kept.
 
-    The seed is that of the run, or one for each client where several runs are planned at once.
+    The seed is that of the run, or one for each client where several runs are planned at once. In NumPy, for a plan is
+    many operations on few numbers, in which torch takes several times as long.
     """
-    offsets = data.host_offsets
-    starts = offsets[clients]
-    rows = offsets[clients + 1] - starts
-    used, steps = batching.counts(rows)
+    offsets, ids = data.host_offsets.numpy(), clients.numpy()
+    starts = offsets[ids]
+    rows = offsets[ids + 1] - starts
+    used, steps = (column.numpy() for column in batching.counts(torch.from_numpy(rows)))
     most_rows, most_steps = int(rows.max()), int(steps.max())
     batch = min(batching.batch_size or most_rows, max(1, most_rows))  # a batch is never wider than the largest client
-    per_epoch = (-(-used // batch)).clamp(min=1)
-    step = torch.arange(most_steps)
+    per_epoch = np.maximum(-(-used // batch), 1)
+    step = np.arange(most_steps)
     taken = step < steps[:, None]  # (K, S)
-    epoch = torch.where(taken, step // per_epoch[:, None], 0)
-    position = (step % per_epoch[:, None])[..., None] * batch + torch.arange(batch)  # (K, S, B) within the epoch
+    epoch = np.where(taken, step // per_epoch[:, None], 0)
+    position = (step % per_epoch[:, None])[..., None] * batch + np.arange(batch)  # (K, S, B) within the epoch
     real = (position < used[:, None, None]) & taken[..., None]
-    position = torch.where(real, position, 0)
+    position = np.where(real, position, 0)
 
     keys = random.key(seed, round, clients, purpose)
-    chosen = torch.zeros_like(position)
+    chosen = np.zeros_like(position)
     epochs = -(-steps // per_epoch)
     for members in _alike(rows, epochs):
         widest, longest = max(1, int(rows[members].max())), int(epochs[members].max())
-        lengths = rows[members, None].expand(-1, longest)
-        order = random.permutation(random.bits(keys[members], longest), widest, lengths).flatten(1)
-        where = (epoch[members, :, None] * widest + position[members]).flatten(1)
-        chosen[members] = order.gather(1, where).reshape(len(members), most_steps, batch)
-    where = (starts[:, None, None] + chosen).clamp(max=data.indices.numel() - 1)  # an empty last client starts beyond
+        lengths = torch.from_numpy(rows[members, None]).expand(-1, longest)
+        order = random.permutation(random.bits(keys[members], longest), widest, lengths).flatten(1).numpy()
+        where = (epoch[members, :, None] * widest + position[members]).reshape(len(order), most_steps * batch)
+        chosen[members] = np.take_along_axis(order, where, 1).reshape(len(order), most_steps, batch)
+    where = np.minimum(starts[:, None, None] + chosen, data.indices.numel() - 1)  # an empty last client starts beyond
     dropout = random.bits(random.key(seed, round, clients, f"{purpose}/dropout"), most_steps)
-    return Plan(clients, used, steps, data.host_indices[where], real.sum(-1), dropout)
+    index, sizes = torch.from_numpy(data.host_indices.numpy()[where]), torch.from_numpy(real.sum(-1))
+    return Plan(clients, torch.from_numpy(used), torch.from_numpy(steps), index, sizes, dropout)
 
 
 NO_PLAN = Plan(*(torch.zeros(0, dtype=torch.int64) for _ in range(6)))
@@ -133,12 +139,13 @@ def joined(plans: Sequence[Plan]) -> Plan:
     return Plan(*(torch.cat(column) for column in columns))
 
 
-def _alike(rows: Tensor, epochs: Tensor) -> Iterator[Tensor]:
+def _alike(rows: Numbers, epochs: Numbers) -> Iterator[Numbers]:
     """The clients at work, in groups alike in rows and epochs within a factor of two: one table is mostly padding."""
-    if bool((rows == rows[0]).all()) and bool((epochs == epochs[0]).all()) and int(epochs[0]) > 0:
-        yield torch.arange(len(rows))
+    if (rows == rows[0]).all() and (epochs == epochs[0]).all() and epochs[0] > 0:
+        yield np.arange(len(rows))
         return
-    kinds = torch.stack([rows.clamp(min=1).double().log2().ceil(), epochs.clamp(min=1).double().log2().ceil()], 1)
-    _, kind = kinds.unique(dim=0, return_inverse=True)
-    for value in kind[epochs > 0].unique().tolist():
-        yield torch.nonzero((kind == value) & (epochs > 0)).flatten()
+    kinds = np.stack([np.ceil(np.log2(np.maximum(column, 1))) for column in (rows, epochs)], 1)
+    _, kind = np.unique(kinds, axis=0, return_inverse=True)
+    kind = kind.reshape(len(rows))
+    for value in np.unique(kind[epochs > 0]):
+        yield np.flatnonzero((kind == value) & (epochs > 0))

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 _ONE_AT_A_TIME = threading.RLock()  # torch's generators are the whole process's
 
@@ -47,9 +48,40 @@ def _shift(x: Tensor, count: int) -> Tensor:
 
 def _mix(x: Tensor) -> Tensor:
     """SplitMix64's finalizer (Steele, Lea and Flood 2014): every input bit reaches every output bit."""
+    if x.dim() and _on_host(x):  # a single number would be no array
+        return _tensor(_mix_array(_array(x).copy()))
     x = (x ^ _shift(x, 30)) * _MIX_1
     x = (x ^ _shift(x, 27)) * _MIX_2
     return x ^ _shift(x, 31)
+
+
+def _on_host(x: Tensor) -> bool:
+    """Whether its numbers can be looked at: not in a stack, not while a program is traced, not on a device."""
+    plain = type(x) is Tensor and x.is_cpu and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return plain and not is_in_torch_dispatch_mode() and not torch.compiler.is_compiling()
+
+
+Words = npt.NDArray[np.uint64]
+
+
+def _array(x: Tensor) -> Words:
+    """The same memory as unsigned words: of small arrays NumPy's operations take a fraction of torch's time."""
+    words: Words = x.numpy().view(np.uint64)
+    return words
+
+
+def _tensor(x: Words) -> Tensor:
+    return torch.from_numpy(x.view(np.int64))
+
+
+def _mix_array(x: Words) -> Words:
+    """`_mix` in place, on the host."""
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x
 
 
 def _mix_int(x: int) -> int:
@@ -72,10 +104,18 @@ def key(seed: int | Sequence[int], round: int, client: int | Tensor, purpose: st
         state = _state(seed, round, purpose)
         if isinstance(client, int):
             return torch.tensor(_signed(_mix_int(state + _mix_int(client + _GOLDEN))))
-        return _mix(_mix(client.to(torch.int64) + _GOLDEN) + _signed(state))
+        return _key(client.to(torch.int64), _signed(state))
     states = {each: _signed(_state(each, round, purpose)) for each in set(seed)}
     own = torch.tensor([states[each] for each in seed])
-    return _mix(_mix(torch.as_tensor(client, dtype=torch.int64) + _GOLDEN) + own)
+    return _key(torch.as_tensor(client, dtype=torch.int64), own)
+
+
+def _key(client: Tensor, state: int | Tensor) -> Tensor:
+    if client.dim() and _on_host(client):
+        words = _mix_array(_array(client) + np.uint64(_GOLDEN % 2**64))
+        words += _array(state) if isinstance(state, Tensor) else np.uint64(state % 2**64)
+        return _tensor(_mix_array(words))
+    return _mix(_mix(client + _GOLDEN) + state)
 
 
 def _state(seed: int, round: int, purpose: str) -> int:
@@ -89,6 +129,9 @@ def _word(purpose: str) -> int:
 
 def bits(keys: Tensor, count: int) -> Tensor:
     """64 random bits at each of `count` positions of each key, int64 of shape `(*keys.shape, count)`; or new keys."""
+    if _on_host(keys):
+        steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN % 2**64)
+        return _tensor(_mix_array(_mix_array(_array(keys)[..., None] + steps)))
     position = torch.arange(1, count + 1, device=keys.device) * _GOLDEN
     return _mix(_mix(keys.unsqueeze(-1) + position))
 
