@@ -25,7 +25,7 @@ from fedloom.experiments.model_sections import ModelSection
 from fedloom.experiments.study import Study, StudyRun, read_study, runs
 from fedloom.experiments.study_report import command
 from fedloom.report.study_table import print_table
-from fedloom.rundir import SETTLED
+from fedloom.rundir import METRICS, SETTLED
 
 TEXT = """
 id = "tiny"
@@ -303,6 +303,28 @@ def test_an_unfinished_study_is_told_up_to_the_round_that_all_its_runs_have(file
     again, _ = ran(shorter, tmp_path / "shorter", file)
     found = {json.dumps(each["cell"]): each["values"] for each in again["measured"]}
     assert all(found[json.dumps(each["cell"])] == each["values"] for each in told["measured"])
+
+
+def test_a_run_that_ended_at_its_target_does_not_cut_the_others_short(file: Path, tmp_path: Path) -> None:
+    """It waits for those it is stacked with, and has no summary before they are over."""
+    accuracy = '[[measures]]\nname = "accuracy"\nkind = "final"\nlast = 1\nscale = 100\n'  # which needs every round
+    file.write_text(
+        PLAIN.replace(accuracy, "").replace("target = 0.3", "target = 0.45").replace("rounds = 3", "rounds = 6")
+    )
+    study, out = read_study(file), tmp_path / "out"
+    stack = stacks.stacks(runs(study))[0]
+
+    def signals(run: StudyRun, record: Any) -> None:
+        if record["round"] == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        stacks.train(stack, out, Shelf(), None, signals)
+    (out / "config.toml").write_text(study.to_toml())
+    lengths = {run.slug: len(documents.read_records(out / run.slug / METRICS)) for run in stack}
+    told, rounds = stacks.so_far(stack, out)
+    assert min(lengths.values()) < rounds
+    assert {run.slug: len(left.rounds) for run, left in told} == {name: min(n, rounds) for name, n in lengths.items()}
 
 
 def test_the_estimate_is_of_the_rounds_that_are_left(

@@ -163,14 +163,17 @@ def _simulate(
 
 
 def _callback(run: StudyRun, watch: Callable[[StudyRun, Mapping[str, Any]], None]) -> Callable[[dict[str, Any]], bool]:
-    target = run.experiment.target
-
     def each(record: dict[str, Any]) -> bool:
         watch(run, record)
-        accuracy = record.get("test_accuracy")
-        return target is not None and accuracy is not None and accuracy >= target
+        return _ends(run, record)
 
     return each
+
+
+def _ends(run: StudyRun, record: Mapping[str, Any]) -> bool:
+    """Whether the run ends with this round, at its target."""
+    target, accuracy = run.experiment.target, record.get("test_accuracy")
+    return target is not None and accuracy is not None and accuracy >= target
 
 
 def _keep_diverged(run: StackRun, history: History, error: Diverged) -> None:
@@ -229,7 +232,8 @@ def so_far(runs: Iterable[StudyRun], out: Path) -> tuple[list[tuple[StudyRun, Ou
             found.append((run, outcome(run, out)))
         elif records := read_records(folder / METRICS):
             tested = [record["round"] + 1 for record in records if record.get("test_loss") is not None]
-            reached.append(max(tested, default=0))
+            if not _ends(run, records[-1]):  # else it is over, and waits for those it is stacked with
+                reached.append(max(tested, default=0))
             found.append((run, Outcome(records, run.target, None, run.experiment.device or "cpu")))
     if not found:
         raise FedloomError(f"{out}: expected a study that was begun, got none: leave out --so-far")
