@@ -93,6 +93,7 @@ def test_a_factor_as_large_as_the_weights_is_not_scaled_instead_of_them(monkeypa
     assert sum("subtract_product" in str(node.target) for node in graphs[0].graph.nodes) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("data", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
 def test_compiled(data: fl.FederatedData) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 from dataclasses import replace
@@ -472,6 +473,18 @@ def test_a_part_that_the_scale_has_not_is_refused(file: Path) -> None:
     file.write_text(PLAIN + 'only = { method = ["FedAvg"] }\n')
     with pytest.raises(FedloomError, match="--only: expected cells that there are at scale 'smoke', got none"):
         runs(read_study(file, scale="smoke", asked=["method=FedAdp"]))
+    with pytest.raises(FedloomError, match="--only, 'method' at scale 'smoke': expected one of FedAvg; got 'FedAdp'"):
+        runs(read_study(file, scale="smoke", asked=["method=FedAvg,FedAdp"]))
+
+
+def test_a_value_with_a_comma_is_asked_for_in_quotes(file: Path) -> None:
+    file.write_text(
+        PLAIN.replace("values.FedAvg = {}", 'values."FedAvg, plain" = {}').replace('"FedAvg"', '"FedAvg, plain"')
+    )
+    study = read_study(file, asked=['method="FedAvg, plain"'])
+    assert {run.cell["method"] for run in runs(study)} == {"FedAvg, plain"}
+    again = shlex.split(command(study))
+    assert read_study(file, asked=[again[again.index("--only") + 1]]).asked == study.asked
 
 
 def test_runs_of_another_study_are_taken_where_the_settings_are_the_same(file: Path, tmp_path: Path) -> None:

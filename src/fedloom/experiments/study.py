@@ -41,6 +41,7 @@ the file and are read only to be printed beside what was measured. docs/experime
 from __future__ import annotations
 
 import copy
+import csv
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -266,9 +267,12 @@ def _asked(choice: str) -> tuple[str, list[str]]:
     """
     >>> _asked("data set=MNIST, CIFAR-10")
     ('data set', ['MNIST', 'CIFAR-10'])
+    >>> _asked('setting="E 1, C 0.05"')
+    ('setting', ['E 1, C 0.05'])
     """
     axis, _, values = choice.partition("=")
-    names = [value.strip() for value in values.split(",") if value.strip()]
+    [given] = csv.reader([values], skipinitialspace=True) if values else [[]]
+    names = [value.strip() for value in given if value.strip()]
     if not axis.strip() or not names:
         raise FedloomError(f"--only: expected AXIS=VALUE, or AXIS=VALUE,VALUE; got {cut(repr(choice))}")
     return axis.strip(), names
@@ -347,6 +351,10 @@ def runs(study: Study) -> list[StudyRun]:
             found.append(StudyRun(cell, seed, f"{folder}/seed{seed}", alone, experiment.target))
     if not found:
         raise FedloomError(f"--only: expected cells that there are at scale {study.scale!r}, got none that is both")
+    for axis, values in study.asked.items():
+        there = {run.cell[axis] for run in found}
+        if left := [value for value in values if value not in there]:
+            raise choose(f"--only, {axis!r} at scale {study.scale!r}", left[0], sorted(there))
     _check_folders(study, found)
     return found
 

@@ -97,7 +97,8 @@ def command(study: Study, file: Path | Traversable | None = None) -> str:
     given = study.id if file is None or file == experiments().get(study.id) else str(file)
     words = ["fedloom", "reproduce", given, "--scale", study.scale]
     for axis, values in study.asked.items():
-        words += ["--only", f"{axis}={','.join(values)}"]
+        quoted = (f'"{value}"' if "," in value else value for value in values)
+        words += ["--only", f"{axis}={','.join(quoted)}"]
     for name, value in study.overrides.items():
         shown = value if isinstance(value, str) else json.dumps(value)
         words += ["--set", f"experiment.{name}={shown}"]
