@@ -157,7 +157,7 @@ def test_updates_in_place_leave_the_bits_as_they_are(monkeypatch: pytest.MonkeyP
         found.append(traced)
         return traced
 
-    monkeypatch.setattr(program, "_in_place", keep)
+    monkeypatch.setattr(program, "in_place", keep)
     for algorithm, history in zip(algorithms, fewer, strict=True):
         plain = run(Dense, algorithm, compile=False)
         assert all(torch.equal(leaf, history.params[name]) for name, leaf in plain.params.items())
@@ -170,7 +170,7 @@ def test_a_plain_step_is_in_place() -> None:
 
     given = [torch.rand(2, 3, 3), torch.rand(2, 3, 3), torch.rand(2, 1, 1)]
     expected = given[0] - torch.bmm(given[1], given[0]) * given[2]
-    traced = program._in_place(make_fx(step, tracing_mode="fake")(*given))
+    traced = program.in_place(make_fx(step, tracing_mode="fake")(*given))
     called = {node.target for node in traced.graph.nodes}
     assert {torch.ops.aten.sub_.Tensor, torch.ops.aten.mul_.Tensor} <= called
     traced(*given)

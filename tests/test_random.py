@@ -182,3 +182,4 @@ def test_the_host_hashes_what_a_stack_and_a_device_hash() -> None:
     assert torch.func.vmap(lambda client: random.key(5, 2, client, "x"))(clients).equal(random.key(5, 2, clients, "x"))
     alone = [random.key(seed, 2, int(client), "batches") for seed, client in zip(seeds, clients, strict=True)]
     assert keys.equal(torch.stack(alone))
+    assert random.key([1, 2, 3], 0, torch.tensor([5]), "x").equal(random.key([1, 2, 3], 0, torch.tensor([5] * 3), "x"))

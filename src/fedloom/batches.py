@@ -94,10 +94,12 @@ def plan(
     most_rows, most_steps = int(rows.max()), int(steps.max())
     batch = min(batching.batch_size or most_rows, max(1, most_rows))  # a batch is never wider than the largest client
     per_epoch = np.maximum(-(-used // batch), 1)
-    step = np.arange(most_steps)
+    step = np.arange(most_steps, dtype=np.int64)
     taken = step < steps[:, None]  # (K, S)
     epoch = np.where(taken, step // per_epoch[:, None], 0)
-    position = (step % per_epoch[:, None])[..., None] * batch + np.arange(batch)  # (K, S, B) within the epoch
+    position = (step % per_epoch[:, None])[..., None] * batch + np.arange(
+        batch, dtype=np.int64
+    )  # (K, S, B) within the epoch
     real = (position < used[:, None, None]) & taken[..., None]
     position = np.where(real, position, 0)
 
@@ -112,7 +114,7 @@ def plan(
         chosen[members] = np.take_along_axis(order, where, 1).reshape(len(order), most_steps, batch)
     where = np.minimum(starts[:, None, None] + chosen, data.indices.numel() - 1)  # an empty last client starts beyond
     dropout = random.bits(random.key(seed, round, clients, f"{purpose}/dropout"), most_steps)
-    index, sizes = torch.from_numpy(data.host_indices.numpy()[where]), torch.from_numpy(real.sum(-1))
+    index, sizes = torch.from_numpy(data.host_indices.numpy()[where]), torch.from_numpy(real.sum(-1, dtype=np.int64))
     return Plan(clients, torch.from_numpy(used), torch.from_numpy(steps), index, sizes, dropout)
 
 

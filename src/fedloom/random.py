@@ -113,7 +113,7 @@ def key(seed: int | Sequence[int], round: int, client: int | Tensor, purpose: st
 def _key(client: Tensor, state: int | Tensor) -> Tensor:
     if client.dim() and _on_host(client):
         words = _mix_array(_array(client) + np.uint64(_GOLDEN % 2**64))
-        words += _array(state) if isinstance(state, Tensor) else np.uint64(state % 2**64)
+        words = words + (_array(state) if isinstance(state, Tensor) else np.uint64(state % 2**64))
         return _tensor(_mix_array(words))
     return _mix(_mix(client + _GOLDEN) + state)
 

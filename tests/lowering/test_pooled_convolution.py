@@ -77,6 +77,30 @@ def test_what_stands_between_them_or_reads_the_convolution_too_is_respected() ->
     assert_same(Twice(), draw(3, 2, 2, 9, 8), "kernel", traced=True)
 
 
+@pytest.mark.parametrize("between", [nn.ReLU(inplace=True), nn.Hardtanh(inplace=True)], ids=str)
+def test_what_is_changed_in_place_before_it_is_pooled_is_pooled_as_it_is_then(between: nn.Module) -> None:
+    module, x = nn.Sequential(nn.Conv2d(2, 4, 3), between, nn.MaxPool2d(2)), draw(3, 2, 2, 9, 8)
+    assert "conv2d_pool" not in operators(program(module, x))
+    assert_same(module, x, "kernel", traced=True)
+
+
+def test_a_convolution_that_does_not_learn_does_not_learn_by_being_pooled() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.last = nn.Conv2d(2, 4, 3), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                y = self.conv(x)
+            return self.last(F.max_pool2d(y, 2).sum((-1, -2)))
+
+    module = Frozen().double()
+    given = leaves(module), draw(3, 2, 2, 9, 8)
+    (found, _), _ = make_fx(gradient(module, "kernel"), tracing_mode="fake")(*given)(*given)
+    assert not found["conv.weight"].any() and found["last.weight"].any()
+
+
 def test_an_image_of_one_row_is_refused_as_ever() -> None:
     with pytest.raises(RuntimeError, match="too small"):
         program(network({"kernel_size": 3}), draw(3, 2, 2, 3, 8))

@@ -71,6 +71,7 @@ class Crew:
             wait(begun, return_when=FIRST_EXCEPTION)
         finally:
             stop.set()
+            wait(begun)  # nobody is left who writes: a step at most
         for each in begun:
             each.result()
 

@@ -26,7 +26,7 @@ from fedloom.data.federated import Features, take
 from fedloom.errors import FedloomError
 from fedloom.executors.crew import Crew, members, operations_on, shares
 from fedloom.executors.job import Job, Stack
-from fedloom.executors.product_updates import subtract_products
+from fedloom.executors.rewriting import hands_on, in_place, subtract_products
 from fedloom.executors.vectorized import client_axes, client_step, eager, where_at_work
 from fedloom.graphs import NoRound, captured
 from fedloom.local import Carry
@@ -113,7 +113,7 @@ class Program:
                 traced = make_fx(flat, tracing_mode="fake")(*own)
                 read = [bool(node.users) for node in traced.graph.nodes if node.op == "placeholder"]
                 self.read = {id(tensor) for tensor, used in zip(given, read, strict=True) if used}
-                calls[count] = _compiled(traced, own) if compiled else _in_place(traced)
+                calls[count] = _compiled(traced, own) if compiled else in_place(traced)
                 if device.type == "cpu" and not compiled:
                     calls[count] = _scripted(calls[count], own)
             call = calls[count]
@@ -273,18 +273,31 @@ def _take_step(
     with torch.enable_grad():
         after = torch.func.vmap(one, client_axes(axes, mask))(before, batch, mask, size, key, own)
     after = where_at_work(size > 0, after, before) if masked else after
+    places = {_memory(place) for place in _leaves(before)}
+
+    def apart(place: Tensor, value: Tensor) -> Tensor:
+        """What is another place's old value is kept before that place is written."""
+        return value.clone() if _memory(value) in places - {_memory(place)} else value
+
+    after = tree.map_state(apart, before, after)
     tree.map_state(lambda place, value: place.copy_(value), before, after)
+
+
+def _memory(leaf: Tensor) -> int:
+    return int(leaf.untyped_storage()._cdata)
 
 
 def _compiled(traced: torch.fx.GraphModule, given: list[Tensor]) -> Callable[..., Any]:
     """Inductor's program for the traced step. `torch.compile` would trace it once more, and stumble over some.
 
     For a CPU it writes C++, where an integer product that wraps around is undefined, and the hashes that dropout and
-    augmentation draw from are made of those: such a step is left as traced.
+    augmentation draw from are made of those: such a step is left as traced. So is one in which a place is given
+    another's old value, which Inductor was seen to read after it had been written.
     """
     from torch._inductor.compile_fx import compile_fx
 
-    if given[0].device.type == "cpu" and any(_hashes(node) for node in traced.graph.nodes):
+    hashes = given[0].device.type == "cpu" and any(_hashes(node) for node in traced.graph.nodes)
+    if hashes or hands_on(traced):
         return traced
     with warnings.catch_warnings():
         # how Inductor splits a sum is its own affair, and none of the user's
@@ -317,56 +330,3 @@ def _hashes(node: torch.fx.Node) -> bool:
     """Whether it multiplies whole numbers by one so large that the product wraps around."""
     large = any(isinstance(part, int) and abs(part) > 2**30 for part in node.args)
     return node.target is torch.ops.aten.mul.Tensor and large
-
-
-_ATEN = torch.ops.aten
-_FRESH = (_ATEN.mul.Tensor, _ATEN.mul_.Tensor, _ATEN.add.Tensor, _ATEN.div.Tensor)
-_PRODUCTS = (_ATEN.bmm.default, _ATEN.mm.default)
-_VIEWS = (_ATEN.transpose.int, _ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.t.default, _ATEN.permute.default)
-
-
-def _in_place(traced: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The same bits with fewer passes over memory: a gradient is scaled, and a place updated, where it lies."""
-    graph = traced.graph
-    for node in list(graph.nodes):
-        if node.target is _ATEN.mul.Tensor and _own_product(node.args[0]) and _alike(node, node.args[0]):
-            node.target = _ATEN.mul_.Tensor
-        elif node.target is _ATEN.copy_.default:
-            _update(graph, node)
-    graph.eliminate_dead_code()
-    traced.recompile()
-    return traced
-
-
-def _update(graph: torch.fx.Graph, copy: torch.fx.Node) -> None:
-    """`place.copy_(place - step)` at the end of a program becomes `place -= step`."""
-    place, value = copy.args
-    assert isinstance(place, torch.fx.Node) and isinstance(value, torch.fx.Node)
-    if place.op != "placeholder" or value.target is not _ATEN.sub.Tensor or len(value.users) != 1 or value.kwargs:
-        return
-    before, step = value.args[:2]
-    # a step that is a result of its own shares no memory with any place
-    if before is not place or not isinstance(step, torch.fx.Node) or step.target not in _FRESH:
-        return
-    if not _alike(step, place):
-        return
-    with graph.inserting_before(copy):
-        graph.call_function(_ATEN.sub_.Tensor, (place, step))
-    graph.erase_node(copy)
-    graph.erase_node(value)
-
-
-def _own_product(node: Any) -> bool:
-    """Whether it is a matrix product, seen through views or not, that nobody else reads."""
-    while isinstance(node, torch.fx.Node) and len(node.users) == 1:
-        if node.target in _PRODUCTS:
-            return True
-        if node.target not in _VIEWS:
-            return False
-        node = node.args[0]
-    return False
-
-
-def _alike(one: torch.fx.Node, other: torch.fx.Node) -> bool:
-    a, b = one.meta["val"], other.meta["val"]
-    return bool(a.shape == b.shape and a.dtype == b.dtype)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -48,7 +49,8 @@ class Vectorized:
     def __call__(self, job: Job, stacks: Iterable[Sequence[Part]]) -> Iterator[Trained]:
         keep_freed_memory()
         # where a crew trains, what is done beside it has as many threads as a member: teams would wait for its cores
-        with operations_on(max(1, torch.get_num_threads() // self.workers)):
+        threads = max(1, torch.get_num_threads() // self.workers)
+        with operations_on(threads) if self.workers > 1 else nullcontext():
             for parts in stacks:
                 yield from self._train(job, list(parts))
 

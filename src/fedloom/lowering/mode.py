@@ -16,6 +16,19 @@ from fedloom.lowering import convolution, norm, pooled, pooling, recurrent
 from fedloom.lowering.convolution import Form
 
 
+class _Convolved:
+    """The last convolution's result, and how to compute it pooled."""
+
+    def __init__(self, result: Tensor, pooled: Callable[[], Tensor | None]) -> None:
+        self.result, self.pooled = result, pooled
+        self.version, self.learns = result._version, torch.is_grad_enabled()
+
+    def still(self, input: Tensor) -> bool:
+        """Whether this is that result, changed by nobody, and learnt from as the convolution was."""
+        same = self.result is input and self.version == input._version
+        return same and self.learns == torch.is_grad_enabled()
+
+
 class Stacked(TorchFunctionMode):
     """Within it, a forward under `vmap(grad(...))` uses forms that a stack of clients is fast in.
 
@@ -26,7 +39,7 @@ class Stacked(TorchFunctionMode):
         super().__init__()
         self.conv2d = partial(convolution.conv2d, forced=form)
         self.conv2d_pool = partial(pooled.conv2d_pool, forced=form)
-        self.convolved: tuple[Tensor, Callable[[], Tensor | None]] | None = None
+        self.convolved: _Convolved | None = None
         self.replacements: dict[Any, Callable[..., Any]] = {
             torch.conv2d: self._conv2d,
             torch.conv1d: partial(convolution.conv1d, forced=form),
@@ -49,13 +62,13 @@ class Stacked(TorchFunctionMode):
     def _conv2d(self, *args: Any, **kwargs: Any) -> Tensor | None:
         y = self.conv2d(*args, **kwargs)
         if y is not None and is_in_torch_dispatch_mode():
-            self.convolved = y, partial(self.conv2d_pool, *args, **kwargs)
+            self.convolved = _Convolved(y, partial(self.conv2d_pool, *args, **kwargs))
         return y
 
     def _max_pool2d(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
         """In a program, the pooling of what was just convolved is both at once: the other result, unread, falls out."""
-        if self.convolved is not None and self.convolved[0] is input and pooling.two_by_two(*args, **kwargs):
-            y = self.convolved[1]()
+        if self.convolved is not None and self.convolved.still(input) and pooling.two_by_two(*args, **kwargs):
+            y = self.convolved.pooled()
             if y is not None:
                 return y
         return pooling.max_pool2d(input, *args, **kwargs)

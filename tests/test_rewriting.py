@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 import fedloom as fl
+from fedloom import tree
 from fedloom.algorithm import Algorithm
 from fedloom.executors import program
-from fedloom.executors.product_updates import subtract_products
+from fedloom.executors.rewriting import subtract_products
 from fedloom.lowering import convolution
+from fedloom.types import Info, Params, PartState
 
 EQUAL, UNEQUAL = classification([16] * 4), classification([20, 10, 31, 5])
 
@@ -38,7 +41,7 @@ class Tied(Wide):
 
 
 class Convolved(nn.Module):
-    """Its convolutions are products with patches; of the first, and of the dense layer, the factor is too large."""
+    """Its convolutions are products with patches; of the first the factor is too large."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,8 +51,34 @@ class Convolved(nn.Module):
         return self.last(self.second(torch.tanh(self.first(x.reshape(-1, 1, 2, 3)))).flatten(1))
 
 
+class LowRank(nn.Module):
+    """Weights that are a product: each factor's gradient is a product with the other, which is written in the step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (
+            nn.Parameter(torch.full((6, 2), 0.3)),
+            nn.Parameter(torch.linspace(-0.5, 0.5, 80).reshape(2, 40)),
+        )
+        self.last = nn.Linear(40, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(x @ (self.a @ self.b)))
+
+
+class Groups(nn.Module):
+    """One parameter of several matrices: its products are not one for each client."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.last = nn.Parameter(torch.linspace(-0.5, 0.5, 600).reshape(5, 6, 20)), nn.Linear(20, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(torch.bmm(x.expand(5, *x.shape), self.weight)).sum(0))
+
+
 def run(data: fl.FederatedData, algorithm: Algorithm, model: Callable[[], nn.Module], **options: Any) -> fl.History:
-    given = {"cohort": 4, "batch_size": 3, "executor": "vectorized", "dtype": torch.float64} | options
+    given = {"cohort": 4, "batch_size": 2, "executor": "vectorized", "dtype": torch.float64} | options
     return fl.simulate(fl.Task(model), data, algorithm, rounds=3, **given)
 
 
@@ -57,12 +86,14 @@ CASES: dict[str, tuple[fl.FederatedData, Algorithm, Callable[[], nn.Module], int
     "both layers": (EQUAL, fl.fedavg(0.1), Wide, 2),
     "clients that have finished": (UNEQUAL, fl.fedavg(0.1), Wide, 2),
     "a rate of each step": (EQUAL, fl.fedavg(fl.schedule.within_round(0.1, 0.5)), Wide, 2),
-    "convolutions by patches": (EQUAL, fl.fedavg(0.1), Convolved, 1),
-    "the same, unequal": (UNEQUAL, fl.fedavg(0.1), Convolved, 1),
+    "convolutions by patches": (EQUAL, fl.fedavg(0.1), Convolved, 2),
+    "the same, unequal": (UNEQUAL, fl.fedavg(0.1), Convolved, 2),
     "not with momentum": (EQUAL, fl.fedavg(0.1, client_optimizer="momentum"), Wide, 0),
     "nor clipped": (EQUAL, fl.fedavg(0.1, client_clip_norm=1.0), Wide, 0),
     "nor where the gradient is remembered": (EQUAL, fl.scaffold(0.1, option="gradmean"), Wide, 0),
     "nor where it is a sum": (EQUAL, fl.fedavg(0.1), Tied, 1),
+    "nor of factors that are written too": (EQUAL, fl.fedavg(0.1), LowRank, 1),
+    "nor of several matrices at once": (EQUAL, fl.fedavg(0.1), Groups, 1),
 }
 
 
@@ -78,7 +109,7 @@ def test_which_updates_are_products_and_that_they_agree_with_the_loop(
         counts.append(sum("subtract_product" in str(node.target) for node in traced.graph.nodes))
         return traced
 
-    monkeypatch.setattr(program, "_in_place", rewritten)
+    monkeypatch.setattr(program, "in_place", rewritten)
     monkeypatch.setattr(convolution, "form", lambda *given: "matrix")
     found = run(data, algorithm, model, compile=False)
     assert found.resolved["program"] == "captured" and set(counts) == {expected}
@@ -88,9 +119,47 @@ def test_which_updates_are_products_and_that_they_agree_with_the_loop(
 def test_a_factor_as_large_as_the_weights_is_not_scaled_instead_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """With batches of 40 rows the last layer's factor, 4 x 40, is as large as its weights."""
     graphs = []
-    monkeypatch.setattr(program, "_in_place", lambda traced: graphs.append(subtract_products(traced)) or graphs[-1])
+    monkeypatch.setattr(program, "in_place", lambda traced: graphs.append(subtract_products(traced)) or graphs[-1])
     run(classification([40] * 4), fl.fedavg(0.1), Wide, batch_size=40, compile=False)
     assert sum("subtract_product" in str(node.target) for node in graphs[0].graph.nodes) == 0
+
+
+def test_a_client_that_has_finished_stays_as_it_is_whatever_its_next_forward_would_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its last weights are finite, and overflow in a forward that counts for nothing."""
+
+    class Steep(Wide):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.exp(self.first(x)))
+
+    data = classification([3, 30, 30, 30], dtype=torch.float32)
+    data = replace(data, x=torch.cat([40 * data.x[:3], data.x[3:]]))
+    monkeypatch.setattr(program, "in_place", subtract_products)
+    found = fl.simulate(fl.Task(Steep), data, fl.fedavg(0.1), 1, 4, batch_size=3, executor="vectorized", compile=False)
+    assert found.resolved["program"] == "captured" and found.rounds[0]["admitted"] == 4
+
+
+def keeping() -> Algorithm:
+    """Clients that go on in the direction they came from: their optimizer keeps the parameters themselves."""
+
+    def update(g: Params, state: PartState, params: Params, info: Info) -> tuple[Params, PartState, Info]:
+        step = {name: torch.tanh(0.1 * g[name] + 0.1 * (params[name] - state["old"][name])) for name in g}
+        return step, {"old": dict(params)}, info
+
+    plain = fl.fedavg(0.1)
+    kept = replace(
+        plain.client, init=lambda params: {"old": tree.map(torch.clone, params)}, update=update, forgets=False
+    )
+    return fl.replace(plain, client=kept)
+
+
+@pytest.mark.parametrize("data", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_what_another_place_held_is_read_before_that_is_written(data: fl.FederatedData, compile: bool) -> None:
+    found = run(data, keeping(), Wide, compile=compile)
+    assert found.resolved["program"] == ("compiled" if compile else "captured")
+    assert distance(run(data, keeping(), Wide, executor="loop"), found) <= 1e-12
 
 
 @pytest.mark.slow
