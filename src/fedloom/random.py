@@ -57,8 +57,9 @@ def _mix(x: Tensor) -> Tensor:
 
 def _on_host(x: Tensor) -> bool:
     """Whether its numbers can be looked at: not in a stack, not while a program is traced, not on a device."""
-    plain = type(x) is Tensor and x.is_cpu and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-    return plain and not is_in_torch_dispatch_mode() and not torch.compiler.is_compiling()
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        return False
+    return type(x) is Tensor and x.is_cpu and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 Words = npt.NDArray[np.uint64]
