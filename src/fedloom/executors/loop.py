@@ -39,14 +39,14 @@ _SHARES = 8
 def loop(job: Job, stacks: Iterable[Sequence[Part]]) -> Iterator[Trained]:
     """Train the clients of each part one by one, `job.workers` of them at a time; they come back in pieces."""
     keep_freed_memory()
-    crew = _Crew(layout(job))
+    runner = _OneByOne(layout(job))
     pieces = (piece for stack in stacks for part in stack for piece in _pieces(job, part))
     # torch has one generator for all threads, and autocasting for each
     if job.workers == 1 or job.draws or torch.is_autocast_enabled("cpu"):
         for piece in pieces:
-            yield from train(job, [piece], crew.run, job.algorithm.client.forgets)
+            yield from train(job, [piece], runner.run, job.algorithm.client.forgets)
     else:
-        yield from _side_by_side(job, pieces, crew)
+        yield from _side_by_side(job, pieces, runner)
 
 
 def _pieces(job: Job, part: Part) -> Iterator[Part]:
@@ -63,7 +63,7 @@ def _pieces(job: Job, part: Part) -> Iterator[Part]:
 
 
 @dataclass(frozen=True)
-class _Crew:
+class _OneByOne:
     """What those who train have in common."""
 
     layout: Layout
@@ -112,7 +112,7 @@ class _Stopped(Exception):
     """Nobody waits for this client any more."""
 
 
-def _side_by_side(job: Job, pieces: Iterable[Part], crew: _Crew) -> Iterator[Trained]:
+def _side_by_side(job: Job, pieces: Iterable[Part], runner: _OneByOne) -> Iterator[Trained]:
     """Pieces in order, each trained by one of the threads; a few are begun before they are asked for."""
     threads = torch.get_num_threads()
     replicas: SimpleQueue[Job] = SimpleQueue()
@@ -125,7 +125,7 @@ def _side_by_side(job: Job, pieces: Iterable[Part], crew: _Crew) -> Iterator[Tra
         own.job = replicas.get()
 
     def work(piece: Part) -> Trained:
-        (trained,) = train(own.job, [piece], crew.run, job.algorithm.client.forgets)
+        (trained,) = train(own.job, [piece], runner.run, job.algorithm.client.forgets)
         return trained
 
     pool = ThreadPoolExecutor(job.workers, "fedloom", begin)
@@ -139,7 +139,7 @@ def _side_by_side(job: Job, pieces: Iterable[Part], crew: _Crew) -> Iterator[Tra
         while waiting:
             yield waiting.popleft().result()
     finally:
-        crew.stop.set()
+        runner.stop.set()
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(threads)
 
