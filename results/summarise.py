@@ -14,8 +14,8 @@ PAGE = HERE.parent / "docs" / "results.md"
 HEAD = """# Measured against published
 
 Every number here was produced by the command above it, or where a section's remarks say so by a study that held its
-runs, and lies with its figure in `results/`. `±` is the standard deviation over seeds; a match is
-what [the page on experiments](experiments.md#when-a-number-matches) says. This page is written by `python results/summarise.py`.
+runs, and lies with its figure in `results/`. `±` is the standard deviation over seeds; a match is what [the page on
+experiments](experiments.md#when-a-number-matches) says. This page is written by `python results/summarise.py`.
 """
 
 
