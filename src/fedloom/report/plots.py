@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 from torch import Tensor
 
 from fedloom.data.federated import FederatedData
@@ -95,8 +95,13 @@ def _curves(axes: Axes, results: Mapping[str, Sequence[Rounds]]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     if metric == "test_accuracy":
         axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]), top=min(1.0, axes.get_ylim()[1]))
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.yaxis.set_major_formatter(percent())
     _name_ends(axes, ends)
+
+
+def percent() -> FuncFormatter:
+    """Shares in percent, with as many digits as tell two ticks apart."""
+    return FuncFormatter(lambda value, _: f"{100 * value:.4g}%")
 
 
 def _metric(results: Mapping[str, Sequence[Rounds]]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 from fedloom.experiments.measures import PER_ROUND, Outcome, matching
 from fedloom.experiments.published import Published
@@ -23,7 +23,7 @@ from fedloom.experiments.results import Key, Result, key, without
 from fedloom.experiments.study import Study
 from fedloom.experiments.study_sections import MEASURE, Cell, FigureSection, Measure
 from fedloom.report.palette import FAINT, INK
-from fedloom.report.plots import STYLE, Floats, write_png
+from fedloom.report.plots import STYLE, Floats, percent, write_png
 from fedloom.report.study_legend import Look, add_legend, handle, nth_look, published_handle
 
 SMALL: dict[Any, Any] = {**STYLE, "font.size": 11, "axes.titlesize": 12, "axes.titlepad": 8}
@@ -194,7 +194,7 @@ def _draw_curves(
     if wanted.logarithmic:
         axes.set_yscale("log")
     elif metric.endswith("accuracy"):
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.yaxis.set_major_formatter(percent())
 
 
 def _running(values: Floats, kind: str | None) -> Floats:
