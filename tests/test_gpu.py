@@ -173,8 +173,8 @@ def test_a_client_that_is_not_finite_is_refused_there_too() -> None:
 
 def test_trials_stack() -> None:
     data = classification([20, 7, 50, 20, 33])
-    trials = [{"algorithm": fl.fedavgm(rate), "seed": seed} for rate in (0.03, 0.1) for seed in (0, 1)]
-    options = {"rounds": 3, "cohort": 3, "batch_size": 10, "dtype": torch.float64}
+    trials = [{"algorithm": fl.fedavgm(rate), "seed": seed} for rate in (0.03, 0.1) for seed in range(4)]
+    options = {"rounds": 6, "cohort": 3, "batch_size": 10, "dtype": torch.float64}  # their servers work side by side
     together = fl.simulate_trials(fl.Task(Dropped), data, trials, device="cuda", **options)
     for trial, history in zip(trials, together, strict=True):
         alone = fl.simulate(fl.Task(Dropped), data, trial["algorithm"], seed=trial["seed"], executor="loop", **options)

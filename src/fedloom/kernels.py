@@ -70,20 +70,23 @@ def row_squares(rows: Tensor) -> Tensor:
 
 
 @triton.jit
-def _kept(masks, words, count, least, columns: tl.constexpr):
-    """lowbias32 of (word, position), as `fedloom.random.keep_mask` has it, for some positions of one mask."""
+def _kept(masks, keys, offset, count, least, columns: tl.constexpr):
+    """`fedloom.random.keep_mask` for some positions of one mask: SplitMix64 of the key, lowbias32 of each place."""
     k = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * columns + tl.arange(0, columns)
-    x = place.to(tl.uint32) * 0x9E3779B9 + tl.load(words + k).to(tl.uint32, bitcast=True)
+    word = (tl.load(keys + k) + offset).to(tl.uint64, bitcast=True)
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB
+    x = place.to(tl.uint32) * 0x9E3779B9 + (word ^ (word >> 31)).to(tl.uint32)
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     x = x ^ (x >> 16)
     tl.store(masks + k * count + place, ((x & 0x7FFFFFFF).to(tl.int32) >= least).to(tl.uint8), mask=place < count)
 
 
-def kept(words: Tensor, count: int, least: int) -> Tensor:
-    """A mask of `count` entries for each word, bool of shape `(len(words), count)`."""
-    masks = torch.empty(len(words), count, dtype=torch.uint8, device=words.device)
+def kept(keys: Tensor, offset: int, count: int, least: int) -> Tensor:
+    """A mask of `count` entries for each key, bool of shape `(len(keys), count)`; `offset` tells call sites apart."""
+    masks = torch.empty(len(keys), count, dtype=torch.uint8, device=keys.device)
     if masks.numel():
-        _kept[(len(words), triton.cdiv(count, 2048))](masks, words, count, least, 2048)
+        _kept[(len(keys), triton.cdiv(count, 2048))](masks, keys, offset, count, least, 2048)
     return masks.view(torch.bool)

@@ -165,7 +165,7 @@ def keep_mask(key: Tensor, site: int, shape: torch.Size, drop: float) -> Tensor:
     """
     if drop >= 1:
         return torch.zeros(shape, dtype=torch.bool, device=key.device)
-    low = word(key, site)
+    low = _mix(key + offset(site)).to(torch.int32)
     position = torch.arange(shape.numel(), dtype=torch.int32, device=key.device) * -1640531527
     x = (position + low).reshape(shape)
     # lowbias32 (Wellons 2018); the masks undo the sign that >> copies
@@ -175,9 +175,9 @@ def keep_mask(key: Tensor, site: int, shape: torch.Size, drop: float) -> Tensor:
     return (x & 0x7FFFFFFF) >= least_kept(drop)
 
 
-def word(key: Tensor, site: int) -> Tensor:
-    """The 32 bits that one call site's mask starts from."""
-    return _mix(key + _signed((site + 1) * _GOLDEN)).to(torch.int32)
+def offset(site: int) -> int:
+    """What a call site's number adds to the key of its mask."""
+    return _signed((site + 1) * _GOLDEN)
 
 
 def least_kept(drop: float) -> int:
@@ -196,7 +196,7 @@ def host_keep_mask(key: int, site: int, count: int, drop: float) -> npt.NDArray[
         return np.zeros(count, dtype=np.bool_)
     x = np.arange(count, dtype=np.uint32)
     x *= np.uint32(0x9E3779B9)
-    x += np.uint32(_mix_int(key + (site + 1) * _GOLDEN) % 2**32)
+    x += np.uint32(_mix_int(key + offset(site)) % 2**32)
     x ^= x >> np.uint32(16)
     x *= np.uint32(0x7FEB352D)
     x ^= x >> np.uint32(15)

@@ -8,7 +8,8 @@ A rule that reads the number of the round, or the clients' steps, goes the ordin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,9 @@ _PLACE = object()
 _PARTS = ("buffers", "server", "combine", "upload", "memory")
 _MOST = 4
 """Shapes that are recorded for an algorithm: cohorts that are never alike are not worth it."""
+_ABREAST = 5
+"""Stacked runs whose servers work at once. Each is many small kernels, one after the other, and leaves a GPU idle; but
+each holds a copy of its cohort's updates."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,8 @@ class _Recorded:
 class ServerGraphs:
     """What has been recorded in a run; a `Shortcut` for `Algorithm.open`."""
 
-    def __init__(self, record: Recorder | None = None) -> None:
-        self.record = record or _on_a_gpu()
+    def __init__(self, record: Recorder | None = None, stream: torch.cuda.Stream | None = None) -> None:
+        self.record, self.stream = record or _on_a_gpu(), stream
         self.made: dict[Any, _Recorded] = {}
         self.rooms: dict[Any, tuple[list[Tensor], Tensor]] = {}  # by shapes: one round after another lies there
         self.seen: set[Any] = set()
@@ -90,6 +94,34 @@ class ServerGraphs:
                 given.numbers.to(given.device, copy=True),
             )
         return self.rooms[given.shapes]
+
+
+def servers(runs: int) -> list[ServerGraphs]:
+    """One for each of the runs that are stacked; a few at a time have streams of their own."""
+    if runs == 1:
+        return [ServerGraphs()]
+    abreast = [ServerGraphs(stream=torch.cuda.Stream()) for _ in range(min(runs, _ABREAST))]
+    return [abreast[run % _ABREAST] for run in range(runs)]
+
+
+@contextmanager
+def beside(server: ServerGraphs | None) -> Iterator[None]:
+    """Work inside begins when what was asked of the device before is done, and goes on beside that of other servers."""
+    if server is None or server.stream is None:
+        yield
+        return
+    server.stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(server.stream):
+        yield
+
+
+def join(server: ServerGraphs | None) -> None:
+    """What is asked of the device from here on begins when the server's work is done.
+
+    With `beside`, which waits for the other side, memory that is free again on either is free on both.
+    """
+    if server is not None and server.stream is not None:
+        torch.cuda.current_stream().wait_stream(server.stream)
 
 
 class _Given:

@@ -34,7 +34,7 @@ from fedloom.records import Records
 from fedloom.resumption import newest
 from fedloom.rundir import CONFIG, enter
 from fedloom.sampling import Sampler, cohort_size
-from fedloom.server_graphs import ServerGraphs
+from fedloom.server_graphs import ServerGraphs, beside, join, servers
 from fedloom.system import System
 from fedloom.task import Task
 from fedloom.trial import Round, Setup, Trial
@@ -222,7 +222,9 @@ def _run_all(runs: Sequence[dict[str, Any]], how: _How) -> list[History]:
     job = Job(first.functional, first.algorithm, first.trained_on, first.batching)
     if how.precision == "bfloat16":
         job = replace(job, functional=replace(job.functional, compute=torch.bfloat16))
-    shortcut = ServerGraphs() if target.type == "cuda" and ranks.world == 1 else None
+    shortcuts: Sequence[ServerGraphs | None] = [None] * len(runs)
+    if target.type == "cuda" and ranks.world == 1:
+        shortcuts = servers(len(runs))
     trials: list[Trial] = []
     cadence = Cadence()
     with (
@@ -232,7 +234,7 @@ def _run_all(runs: Sequence[dict[str, Any]], how: _How) -> list[History]:
     ):
         job, choice = resolve(job, how.executor, how.chunk, size, first.rounds, how.compiled, ranks)
         _check_memory(setups, size, job, choice, target)
-        for setup, given in zip(setups, runs, strict=True):
+        for setup, given, shortcut in zip(setups, runs, shortcuts, strict=True):
             setup = replace(setup, draws=job.draws, callbacks=(shown, *setup.callbacks), ranks=ranks, shortcut=shortcut)
             history = History(
                 constants=setup.functional.constants,
@@ -339,7 +341,10 @@ def _round(live: Sequence[Trial], t: int, job: Job, choice: Choice, trusting: bo
         trial, round = begun[id(trained.part.assignment)]
         trial.take(round, trained)
     for trial, round in begun.values():
-        trial.close(round)
+        with beside(trial.setup.shortcut):
+            trial.close(round)
+    for trial in live:
+        join(trial.setup.shortcut)
 
 
 def _stacks(job: Job, parts: Sequence[Sequence[Part]]) -> Iterator[list[Part]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedloom import checkpoint, private_runs, random, round_numbers, tree
 from fedloom.accounting import Ledger
-from fedloom.algorithm import After, Algorithm, Intake, Shortcut
+from fedloom.algorithm import After, Algorithm, Intake
 from fedloom.batches import Batching
 from fedloom.callbacks import Callback
 from fedloom.data.federated import FederatedData
@@ -36,6 +36,7 @@ from fedloom.ranks import ALONE, Ranks, gather_columns
 from fedloom.records import Records
 from fedloom.resumption import Found
 from fedloom.sampling import Drawn, Sampler, cohort_size
+from fedloom.server_graphs import ServerGraphs
 from fedloom.system import Reports, System
 from fedloom.task import Task
 from fedloom.types import Needs, Params, State
@@ -65,7 +66,7 @@ class Setup:
     recorded: Mapping[str, Any] = field(default_factory=dict)  # what was estimated for it
     ranks: Ranks = ALONE
     ledger: Ledger | None = None  # of a private run
-    shortcut: Shortcut | None = None  # for the server's side of a round that nobody waits for
+    shortcut: ServerGraphs | None = None  # for the server's side of a round that nobody waits for
     faults: Faults = field(default_factory=Faults)
     min_reports: int = 1
 

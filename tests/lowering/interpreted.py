@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from fedloom import random
 from fedloom.lowering import convolution_kernels, lstm_kernels, weight_gradient_kernels
+from fedloom.lowering.triton_parts import Tiles
 
 CONVOLUTIONS = [  # channels, outputs, image, taps, stride, padding, dilation
     (1, 4, (9, 8), (3, 3), (1, 1), (0, 0), (1, 1)),
@@ -52,6 +53,27 @@ def convolutions() -> Found:
         yield f"input gradient {name}", difference(dx, torch.stack([each.grad for each, _ in exact]))
         dw = weight_gradient_kernels.conv2d_weight_gradient(g, x, taps, *settings)
         yield f"weight gradient {name}", difference(dw, torch.stack([each.grad for _, each in exact]))
+
+
+def rectified() -> Found:
+    """Of kernels in pieces of a tile, and where rows are split among programs."""
+    for channels, outputs, image, taps, *settings in CONVOLUTIONS:
+        x, w, bias = draw(2, 3, channels, *image), draw(2, outputs, channels, *taps), draw(2, outputs)
+        exact = [(w[k].double().requires_grad_(), bias[k].double().requires_grad_()) for k in range(2)]
+        ys = [F.conv2d(x[k].double(), *exact[k], *settings).relu() for k in range(2)]
+        g = draw(2, *ys[0].shape)
+        for k, y in enumerate(ys):
+            y.backward(g[k].double())  # type: ignore[no-untyped-call]
+        name = f"{channels} channels {taps} {settings}"
+        size = (ys[0].shape[-2], ys[0].shape[-1])
+        found = convolution_kernels.conv2d_relu(x, w, bias, size, *settings)
+        yield f"rectified {name}", difference(found, torch.stack(ys))
+        for splits in (1, 3):
+            tiles = Tiles(16, 16, 16, splits=splits)
+            made = weight_gradient_kernels.conv2d_relu_gradients(g, found, x, taps, *settings, tiles)
+            for what, got, expected in zip(("kernels", "bias"), made, zip(*exact, strict=True), strict=True):
+                gradients = torch.stack([leaf.grad for leaf in expected])
+                yield f"gradient of rectified {what} {name}, {splits} parts", difference(got, gradients)
 
 
 def pooled() -> Found:
@@ -107,11 +129,11 @@ def rows_and_masks() -> Found:
     yield "add rows", difference(total, coefficients @ given.double())
     yield "row squares", difference(kernels.row_squares(given), given.double().square().sum(1))
     keys = random.key(0, 1, torch.arange(3), "dropout")
-    kept = kernels.kept(random.word(keys, 2), 5000, random.least_kept(0.3))
+    kept = kernels.kept(keys, random.offset(2), 5000, random.least_kept(0.3))
     expected = torch.stack([random.keep_mask(key, 2, torch.Size([5000]), 0.3) for key in keys])
     yield "masks", difference(kept, expected.double())
 
 
 if __name__ == "__main__":
     torch.set_float32_matmul_precision("highest")
-    print(json.dumps(dict([*convolutions(), *pooled(), *lstms(), *rows_and_masks()])))
+    print(json.dumps(dict([*convolutions(), *rectified(), *pooled(), *lstms(), *rows_and_masks()])))

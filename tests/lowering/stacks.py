@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedloom.lowering import stacked
@@ -55,6 +56,19 @@ def gradient(module: nn.Module, form: Form | None = None) -> Callable[[Leaves, T
             return loss(module, params, x)
 
     return torch.func.vmap(torch.func.grad_and_value(objective, argnums=(0, 1)))
+
+
+def program(module: nn.Module, x: Tensor) -> GraphModule:
+    """The stack's gradient as it is traced, without what nobody reads."""
+    traced = make_fx(gradient(module.double(), "kernel"), tracing_mode="fake")(leaves(module), x)
+    traced.graph.eliminate_dead_code()
+    return traced
+
+
+def operators(traced: GraphModule) -> list[str]:
+    """The names of those of our own, in their order."""
+    names = [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
+    return [name.split(".")[1] for name in names if name.startswith("fedloom.")]
 
 
 def ordinary(module: nn.Module, params: Leaves, x: Tensor) -> list[Any]:

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from stacks import assert_same, assert_same_on_gpu, draw, gradient, leaves
+from stacks import assert_same, assert_same_on_gpu, draw, gradient, leaves, operators, program
 from torch import Tensor, nn
-from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
@@ -29,17 +28,6 @@ SETTINGS: list[dict[str, Any]] = [
 
 def network(settings: dict[str, Any], channels: int = 2, outputs: int = 4) -> nn.Module:
     return nn.Sequential(nn.Conv2d(channels, outputs, **settings), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten())
-
-
-def program(module: nn.Module, x: Tensor) -> GraphModule:
-    traced = make_fx(gradient(module.double(), "kernel"), tracing_mode="fake")(leaves(module), x)
-    traced.graph.eliminate_dead_code()
-    return traced
-
-
-def operators(traced: GraphModule) -> list[str]:
-    names = [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
-    return [name.split(".")[1] for name in names if name.startswith("fedloom.")]
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)

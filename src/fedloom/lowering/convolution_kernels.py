@@ -70,6 +70,7 @@ def _correlate(
     FULL: tl.constexpr,
     INSIDE: tl.constexpr,
     POOL: tl.constexpr,
+    RELU: tl.constexpr,
     PRECISION: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
@@ -78,7 +79,8 @@ def _correlate(
     """y[row, o] = sum over taps and channels of x[row's patch] w[tap, o, channel], for one client's tile.
 
     With POOL four rows are the cells of one window of two by two, `image` and `width` count windows, and of each window
-    the largest sum with its bias is written, and which of the four it was.
+    the largest sum with its bias is written, and which of the four it was. With RELU the sum with its bias is written
+    where it is above zero.
     """
     client = tl.program_id(1).to(tl.int64)
     column_tiles = tl.cdiv(OUT, BN)
@@ -143,8 +145,11 @@ def _correlate(
                 a = tl.load(at, mask=seen[:, None] & (c < C)[None, :], other=0)
                 b = tl.load(bt, mask=(c < C)[:, None] & (o < OUT)[None, :], other=0)
             acc = tl.dot(a, b, acc, input_precision=PRECISION)
-    if POOL:
+    if POOL or RELU:
         acc += tl.load(bias + client * b_k + o, mask=o < OUT, other=0).to(tl.float32)[None, :]
+    if RELU:
+        acc = tl.where(acc < 0, 0.0, acc)  # a NaN stays one
+    if POOL:
         cells = tl.reshape(acc.to(y.dtype.element_ty).to(tl.float32), (BM // 4, 4, BN))
         places = tl.broadcast_to(tl.arange(0, 4)[None, :, None], (BM // 4, 4, BN))
         best, cell = tl.reduce((cells, places), 1, _better)
@@ -201,7 +206,8 @@ def _run_correlation(
 ) -> None:
     """Fill y (K, N, O, QH, QW) from x (K, N, C, H, W) and w (K, O, C, TH, TW), whatever their strides.
 
-    With `winners`, which lie as y does, y is pooled two by two and has its bias (K, O).
+    With a `bias` (K, O) y is cut off below zero, unless there are `winners`, which lie as y does: then it is pooled two
+    by two.
     """
     clients, n, c, height, width = x.shape
     pooled = winners is not None
@@ -262,6 +268,7 @@ def _run_correlation(
         FULL=o % chosen.columns == 0,
         INSIDE=inside,
         POOL=pooled,
+        RELU=bias is not None and not pooled,
         PRECISION=precision(x.dtype),
         BM=chosen.rows,
         BN=chosen.columns,
@@ -294,6 +301,23 @@ def conv2d(
     """x (K, N, C, H, W) with w (K, O, C, TH, TW) -> (K, N, O, *size)."""
     y = empty_last(x, x.shape[0], x.shape[1], w.shape[1], *size)
     _run_correlation(last(x), last(w), y, stride, dilation, (-padding[0], -padding[1]), tiles)
+    return y
+
+
+def conv2d_relu(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor,
+    size: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """`conv2d` with its bias (K, O), zero where that is below."""
+    y = empty_last(x, x.shape[0], x.shape[1], w.shape[1], *size)
+    origin = -padding[0], -padding[1]
+    _run_correlation(last(x), last(w), y, stride, dilation, origin, tiles, bias.contiguous())
     return y
 
 

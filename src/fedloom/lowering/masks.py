@@ -37,7 +37,7 @@ def _keep_mask(key: Tensor, site: int, shape: Any, drop: float) -> Tensor:
     if key.is_cuda and triton_parts.available() and 0 < drop < 1:
         from fedloom.kernels import kept
 
-        masks = kept(random.word(key, site), size.numel(), random.least_kept(drop))
+        masks = kept(key.contiguous(), random.offset(site), size.numel(), random.least_kept(drop))
     else:
         masks = torch.stack([random.keep_mask(each, site, size, drop) for each in key])
     return masks.reshape(*lead, *size)

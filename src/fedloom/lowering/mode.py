@@ -12,15 +12,17 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from fedloom.lowering import convolution, norm, pooled, pooling, recurrent
+from fedloom.lowering import convolution, norm, pooled, pooling, rectified, recurrent
 from fedloom.lowering.convolution import Form
 
 
 class _Convolved:
-    """The last convolution's result, and how to compute it pooled."""
+    """The last convolution's result, and how to compute it pooled, or rectified, at once."""
 
-    def __init__(self, result: Tensor, pooled: Callable[[], Tensor | None]) -> None:
-        self.result, self.pooled = result, pooled
+    def __init__(
+        self, result: Tensor, pooled: Callable[[], Tensor | None], rectified: Callable[[], Tensor | None]
+    ) -> None:
+        self.result, self.pooled, self.rectified = result, pooled, rectified
         self.version, self.learns = result._version, torch.is_grad_enabled()
 
     def still(self, input: Tensor) -> bool:
@@ -39,12 +41,16 @@ class Stacked(TorchFunctionMode):
         super().__init__()
         self.conv2d = partial(convolution.conv2d, forced=form)
         self.conv2d_pool = partial(pooled.conv2d_pool, forced=form)
+        self.conv2d_relu = partial(rectified.conv2d_relu, forced=form)
         self.convolved: _Convolved | None = None
         self.replacements: dict[Any, Callable[..., Any]] = {
             torch.conv2d: self._conv2d,
             torch.conv1d: partial(convolution.conv1d, forced=form),
             F.max_pool2d: self._max_pool2d,
             torch.max_pool2d: self._max_pool2d,
+            F.relu: self._relu,
+            torch.relu: self._relu,
+            Tensor.relu: self._relu,
             _VF.lstm: recurrent.lstm,
             _VF.gru: recurrent.gru,
             F.batch_norm: partial(norm.batch_norm, mask),
@@ -62,7 +68,8 @@ class Stacked(TorchFunctionMode):
     def _conv2d(self, *args: Any, **kwargs: Any) -> Tensor | None:
         y = self.conv2d(*args, **kwargs)
         if y is not None and is_in_torch_dispatch_mode():
-            self.convolved = _Convolved(y, partial(self.conv2d_pool, *args, **kwargs))
+            both = (partial(at_once, *args, **kwargs) for at_once in (self.conv2d_pool, self.conv2d_relu))
+            self.convolved = _Convolved(y, *both)
         return y
 
     def _max_pool2d(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
@@ -72,6 +79,12 @@ class Stacked(TorchFunctionMode):
             if y is not None:
                 return y
         return pooling.max_pool2d(input, *args, **kwargs)
+
+    def _relu(self, input: Tensor, inplace: bool = False) -> Tensor | None:
+        """In a program, that of what was just convolved is both at once, unless it is to be changed where it lies."""
+        if inplace or self.convolved is None or not self.convolved.still(input):
+            return None
+        return self.convolved.rectified()
 
 
 def _nowhere(leaf: Tensor) -> int:

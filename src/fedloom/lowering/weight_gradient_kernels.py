@@ -43,8 +43,10 @@ def _halves(v):
 @jit
 def _weight_gradient(
     g,
+    y,
     x,
     dw,
+    db,
     rows,
     RUN,
     OUT,
@@ -60,6 +62,8 @@ def _weight_gradient(
     dw_s,
     dw_k,
     dw_o,
+    db_s,
+    db_k,
     step_h,
     step_w,
     tap_h,
@@ -74,6 +78,7 @@ def _weight_gradient(
     EVEN: tl.constexpr,
     FULL: tl.constexpr,
     INSIDE: tl.constexpr,
+    RELU: tl.constexpr,
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
     BM: tl.constexpr,
@@ -86,6 +91,8 @@ def _weight_gradient(
     pieces, of which a tile has several. The sum goes over rows, along which neither factor is adjacent: TF32's fast
     instructions want that, bfloat16's do not. So a float32 product is three of bfloat16 (high high + high low + low
     high), whose error is well below TF32's.
+
+    With RELU g counts where y, which lies as it does, is above zero; and db[split, o] is the sum of it alone.
     """
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
@@ -103,8 +110,10 @@ def _weight_gradient(
         there = there & (s < RUN)
     across = j * tap_w * x_w + s
     g += client * g_k
+    y += client * g_k
     x += client * x_k
     acc = tl.zeros((BM, BN), dtype=tl.float32)
+    sums = tl.zeros((BM,), dtype=tl.float32)
     for p0 in range(split * share, tl.minimum(rows, (split + 1) * share), BK):
         p = p0 + tl.arange(0, BK)
         live = p < rows
@@ -116,10 +125,12 @@ def _weight_gradient(
             ih = ih0[:, None] + (i * tap_h)[None, :]
             along = (iw0 * x_w)[:, None] + across[None, :]
             seen = seen & (ih >= 0) & (ih < H) & (along >= 0) & (along < W * x_w)
-        if FULL:
-            a = tl.load(g + (p * g_p)[:, None] + o[None, :], mask=live[:, None], other=0)
-        else:
-            a = tl.load(g + (p * g_p)[:, None] + o[None, :], mask=live[:, None] & (o < OUT)[None, :], other=0)
+        at = (p * g_p)[:, None] + o[None, :]
+        known = live[:, None] if FULL else live[:, None] & (o < OUT)[None, :]
+        a = tl.load(g + at, mask=known, other=0)
+        if RELU:
+            a = tl.where(tl.load(y + at, mask=known, other=0) <= 0, 0.0, a)
+            sums += tl.sum(a.to(tl.float32), 0)
         patch = p // IMAGE * x_n + ih0 * x_h + iw0 * x_w
         b = tl.load(x + patch[:, None] + (i * tap_h * x_h + across)[None, :], mask=seen, other=0)
         if SPLIT:
@@ -132,6 +143,9 @@ def _weight_gradient(
             acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION)
     out = dw + split.to(tl.int64) * dw_s + client * dw_k + (o * dw_o)[:, None] + (run * RUN + s)[None, :]
     tl.store(out, acc.to(dw.dtype.element_ty), mask=(o < OUT)[:, None] & there[None, :])
+    if RELU:  # noqa: SIM102  a constant
+        if tl.program_id(0) % column_tiles == 0:  # of those with the same outputs
+            tl.store(db + split * db_s + client * db_k + o, sums.to(db.dtype.element_ty), mask=o < OUT)
 
 
 def _weight_tiles(outputs: int, columns: int) -> Tiles:
@@ -157,13 +171,42 @@ def conv2d_weight_gradient(
     tiles: Tiles | None = None,
 ) -> Tensor:
     """The gradient with respect to w (K, O, C, *taps) from that of y, g (K, N, O, QH, QW)."""
+    return _run(g, None, x, taps, stride, padding, dilation, tiles)[0]
+
+
+def conv2d_relu_gradients(
+    g: Tensor,
+    y: Tensor,
+    x: Tensor,
+    taps: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The gradients with respect to w and the bias (K, O) of `conv2d_relu`, from its result y and y's gradient."""
+    return _run(g, y, x, taps, stride, padding, dilation, tiles)
+
+
+def _run(
+    g: Tensor,
+    y: Tensor | None,
+    x: Tensor,
+    taps: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    tiles: Tiles | None,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of kernels and, with y, of biases."""
     clients, n, o, qh, qw = g.shape
     c, height, width = x.shape[2:]
     th, tw = taps
     rows = n * qh * qw
     if not (rows and clients):
-        return empty_last(x, clients, o, c, th, tw).zero_()
-    g = g.permute(0, 1, 3, 4, 2).contiguous()  # one row per position
+        return empty_last(x, clients, o, c, th, tw).zero_(), x.new_zeros(clients, o)
+    rectified = y is not None
+    g, y = (each.permute(0, 1, 3, 4, 2).contiguous() for each in (g, g if y is None else y))  # one row per position
     x = last(x)
     across = dilation[1] == 1 and x.stride(4) == c  # a row of taps is adjacent in memory
     run, columns = (tw * c, 1) if across else (c, tw)
@@ -176,11 +219,14 @@ def conv2d_weight_gradient(
     splits = triton.cdiv(rows, share)
     kind = x.dtype if splits == 1 else torch.float32
     dw = torch.empty((splits, clients, o, th, tw, c), device=x.device, dtype=kind)
+    db = torch.empty((splits, clients, o if rectified else 0), device=x.device, dtype=kind)
     how = precision(x.dtype)
     _weight_gradient[(programs // clients, clients, splits)](
         g,
+        y,
         x,
         dw,
+        db,
         rows,
         run,
         o,
@@ -196,6 +242,8 @@ def conv2d_weight_gradient(
         dw.stride(0),
         dw.stride(1),
         dw.stride(2),
+        db.stride(0),
+        db.stride(1),
         *stride,
         *dilation,
         -padding[0],
@@ -208,6 +256,7 @@ def conv2d_weight_gradient(
         EVEN=run % piece == 0,
         FULL=o % chosen.rows == 0,
         INSIDE=padding == (0, 0),
+        RELU=rectified,
         SPLIT=x.dtype == torch.float32 and how == "tf32",
         PRECISION=how,
         BM=chosen.rows,
@@ -216,8 +265,8 @@ def conv2d_weight_gradient(
         num_warps=chosen.warps,
         num_stages=chosen.stages,
     )
-    whole = dw[0] if splits == 1 else dw.sum(0).to(x.dtype)
-    return whole.movedim(-1, 2)
+    kernels, biases = (each[0] if splits == 1 else each.sum(0).to(x.dtype) for each in (dw, db))
+    return kernels.movedim(-1, 2), biases
 
 
 def _processors(x: Tensor) -> int:
