@@ -58,6 +58,8 @@ def _section(result: dict[str, Any]) -> str:
         f"    {result['command']}",
         "",
     ]
+    if result.get("trained_by"):
+        lines += ["with the runs of", "", *(f"    {line}" for line in result["trained_by"]), ""]
     trained = f", {result['runs']} runs" if "runs" in result else ""
     lines += [f"{result['device']}, {result['seconds']:,.0f} s{trained}, scale {_part(result)}."]
     if result.get("stand_in"):

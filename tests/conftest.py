@@ -2,34 +2,51 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import sys
 from pathlib import Path
 
 import pytest
-import torch
-from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 # tests run side by side, one thread each; what they start inherits it
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-torch.set_num_threads(1)
 
-settings.register_profile(
-    "fedloom",
-    deadline=None,  # the first call of a kernel is slow
-    derandomize=True,
-    database=None,
-    max_examples=40,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("fedloom")
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Only where tests are run: the process that hands them out has its workers wait, and imports neither."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+
+    import torch
+    from hypothesis import HealthCheck, settings
+
+    torch.set_num_threads(1)
+    # pytest listens to every logger that keeps its records to itself: torch would write down each tensor it traces
+    logging.getLogger("torch.__trace").propagate = True
+    settings.register_profile(
+        "fedloom",
+        deadline=None,  # the first call of a kernel is slow
+        derandomize=True,
+        database=None,
+        max_examples=40,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("fedloom")
+    gc.disable()  # while modules and tests are collected, of which nothing is thrown away
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # nor is it looked through again
+    gc.enable()
 
 
 @pytest.fixture
 def blank_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run's picture, half of a small run's time, is an empty file: for tests of what else a run leaves."""
-    from fedloom.report import plots
+    """A picture, half of a small run's time, is made and left as an empty file: for tests of what else there is."""
+    from matplotlib.figure import Figure
 
-    monkeypatch.setattr(plots, "write_png", lambda figure, path: Path(path).touch())
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: Path(path).touch())

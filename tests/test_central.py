@@ -250,6 +250,7 @@ algorithms = [
 """
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_an_experiment_file_sets_it_beside_federated_algorithms(tmp_path: Path) -> None:
     results = {result.label: result for result in run_experiment(schema.read(TEXT), tmp_path / "out", quiet=True)}
     central, federated = results["Adam"].final("test_accuracy"), results["fedavg"].final("test_accuracy")

@@ -133,6 +133,7 @@ def test_a_bug_is_not_a_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
 # Runs -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_a_single_run_is_its_directory_and_can_be_repeated_from_it(
     tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,6 +173,7 @@ def test_several_runs_have_directories_beneath_and_a_summary_on_top(
     assert (folder / "curves.png").stat().st_size > 10_000
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_quiet_prints_nothing_and_a_taken_name_gets_a_number(tiny: str) -> None:
     for expected in ("runs/tiny", "runs/tiny-2"):
         result = CliRunner().invoke(cli.app, ["run", tiny, "--quiet", "--set", "rounds=1"])
@@ -181,6 +183,7 @@ def test_quiet_prints_nothing_and_a_taken_name_gets_a_number(tiny: str) -> None:
         CliRunner().invoke(cli.app, ["run", tiny, "--out", "runs/tiny"], catch_exceptions=False)
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_a_target_ends_the_run_and_threads_are_put_back(tiny: str) -> None:
     before = torch.get_num_threads()
     assert exit_code("run", tiny, "--quiet", "--set", "target=0.01", "--set", "threads=1") == 0

@@ -96,7 +96,7 @@ def run(model: Callable[[], nn.Module], algorithm: Algorithm, executor: str, rou
 
 
 def assert_agree(
-    model: Callable[[], nn.Module], algorithm: Algorithm, rounds: int = 3, chunks: Sequence[int] = (3,), **options: Any
+    model: Callable[[], nn.Module], algorithm: Algorithm, rounds: int = 2, chunks: Sequence[int] = (3,), **options: Any
 ) -> None:
     reference = run(model, algorithm, "loop", rounds, **options)
     assert reference.resolved["executor"] == "loop"
@@ -151,7 +151,7 @@ def test_loop_and_stack_agree_in_single_precision(model: Callable[[], nn.Module]
 
 @pytest.mark.parametrize("model", MODELS)
 def test_whole_gradients_agree(model: Callable[[], nn.Module]) -> None:
-    assert_agree(model, fl.fedsgd(server_lr=0.1), 3, epochs=2)
+    assert_agree(model, fl.fedsgd(server_lr=0.1), epochs=2)
 
 
 @pytest.mark.parametrize("options", [{"epochs": 3}, {"steps": 7}, {"batch_size": None, "epochs": 2}, {"batch_size": 1}])
@@ -173,7 +173,7 @@ def test_every_amount_of_local_work_agrees(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("make", [fl.fedavg, fl.scaffold, fl.fednova])
 def test_schedules_agree(make: Callable[..., Algorithm], rate: fl.schedule.Schedule) -> None:
     """Clients with different numbers of steps stand at different points of a schedule within the round."""
-    assert_agree(Dense, make(rate), 3, chunks=(4,), epochs=2)
+    assert_agree(Dense, make(rate), chunks=(4,), epochs=2)
 
 
 def test_rates_of_zero_leave_a_client_where_it_was() -> None:

@@ -73,6 +73,7 @@ def begun(command: str, folder: Path) -> list[str]:
         ("tune", tune_report, "show", "the same command with --out .* goes on"),
     ],
 )
+@pytest.mark.usefixtures("blank_pictures")
 def test_an_interrupt_after_the_last_round_says_what_is_kept_and_it_can_be_told_again(
     command: str, module: Any, last: str, goes_on: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -355,6 +355,7 @@ strength = 5.0
 """
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_a_file_says_what_goes_wrong(tmp_path: Path) -> None:
     (tmp_path / "hostile.toml").write_text(FILE)
     assert exit_code("run", str(tmp_path / "hostile.toml"), "--out", str(tmp_path / "out"), "--quiet") in (None, 0)

@@ -464,6 +464,7 @@ def exit_code(*arguments: str) -> Any:
     return stop.value.code
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_a_file_with_a_privacy_table_runs_and_says_what_it_spends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

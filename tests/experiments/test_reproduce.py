@@ -498,8 +498,22 @@ def test_runs_of_another_study_are_taken_where_the_settings_are_the_same(file: P
     assert "2 runs taken from" in told.getvalue() and "2 of 4 runs are finished" in told.getvalue()
     shared = [each for each in first["measured"] if each["cell"]["epochs"] == "2"]
     assert shared == [each for each in report["measured"] if each["cell"]["epochs"] == "2"]
+    assert report["trained_by"] == [first["command"]] and report["command"] == command(other)
     _, said = ran(other, tmp_path / "two")
     assert "4 of 4 runs are finished" in said
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_where_runs_were_trained_is_told_of_those_that_were_taken(tmp_path: Path) -> None:
+    study = read_study(PLAIN, scale="smoke")
+    first, _ = ran(study, tmp_path / "one")
+    made = documents.read_json(tmp_path / "one" / "made.json") | {"device": "a toaster", "seconds": 1234.5}
+    (tmp_path / "one" / "made.json").write_text(json.dumps(made))
+    for source, target in (("one", "two"), ("two", "three")):  # and of those that were taken from there
+        console = Console(file=io.StringIO())
+        report = reproduce.reproduce(study, tmp_path / target, console=console, reuse=[tmp_path / source])
+        assert (report["device"], report["seconds"]) == ("a toaster", 1234.5)
+        assert report["trained_by"] == [first["command"]]
 
 
 def untimed(study: Study, out: Path) -> dict[str, Any]:
@@ -514,6 +528,7 @@ def untimed(study: Study, out: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_runs_that_were_tested_more_are_taken_without_the_other_tests(tmp_path: Path) -> None:
     plain = CURVES.replace("target = 0.3\n", "")
     more = read_study(plain, ["experiment.eval_every=1", "experiment.evaluate_on=['test', 'train']"])
@@ -535,6 +550,7 @@ def test_runs_that_were_tested_more_are_taken_without_the_other_tests(tmp_path: 
     assert adoption.adopt(runs(rarely), tmp_path / "rarely", [tmp_path / "often"]) == 0
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_a_copy_that_a_kill_left_is_no_run_and_costs_none(tmp_path: Path) -> None:
     study = read_study(CURVES, ["experiment.seeds=[0]"])
     out, (run, *_) = tmp_path / "out", runs(study)
@@ -545,6 +561,7 @@ def test_a_copy_that_a_kill_left_is_no_run_and_costs_none(tmp_path: Path) -> Non
     assert adoption.adopt([run], out, [tmp_path]) == 0 and (folder / "metrics.jsonl").exists()
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_a_run_made_before_there_was_a_setting_is_finished(tmp_path: Path) -> None:
     study = read_study(CURVES, ["experiment.seeds=[0]"])
     ran(study, tmp_path / "old")

@@ -24,7 +24,7 @@ TEXT = """
 name = "small"
 rounds = 6
 cohort = 3
-data = { name = "digits", partition = "dirichlet", clients = 10, alpha = 20.0 }
+data = { name = "digits", partition = "dirichlet", clients = 40, alpha = 20.0 }
 model = { name = "logistic" }
 algorithms = [{ name = "fedavg", label = "FedAvg" }]
 
@@ -190,6 +190,7 @@ def test_edges() -> None:
 # What is left ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("blank_pictures")
 @pytest.mark.parametrize("select", ["validation", "train_loss", "last"])
 def test_the_grid_picks_what_running_each_alone_picks(select: str, tmp_path: Path) -> None:
     overrides = [f"tune.select={select}", "seeds=[0,1]"]
@@ -259,6 +260,7 @@ def test_a_setting_that_diverges_is_shown_and_never_chosen(tmp_path: Path) -> No
     assert again == numbers and "4 of 4 runs are finished already" in printed and "as one program" not in printed
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_nothing_but_divergence_is_exit_code_4_after_all_was_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -270,6 +272,7 @@ def test_nothing_but_divergence_is_exit_code_4_after_all_was_written(
     assert (tmp_path / "out" / "tune.json").exists() and not (tmp_path / "out" / "best.toml").exists()
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_started_again_it_runs_what_is_not_finished(tmp_path: Path) -> None:
     out = tmp_path / "out"
     _, numbers, _ = tuned(out)
@@ -285,6 +288,7 @@ def test_started_again_it_runs_what_is_not_finished(tmp_path: Path) -> None:
     assert "4 of 6 runs are finished already" in printed and len(wider["points"]) == 6
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_other_settings_and_other_folders_are_refused(tmp_path: Path) -> None:
     tuned(tmp_path / "out")
     before = (tmp_path / "out" / "tune.toml").read_text()
@@ -297,6 +301,7 @@ def test_other_settings_and_other_folders_are_refused(tmp_path: Path) -> None:
         tuned(tmp_path / "mine")
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_a_start_that_was_killed_and_a_file_manager_are_in_nobodys_way(tmp_path: Path) -> None:
     (tmp_path / ".tune.toml.123.new").touch()
     (tmp_path / ".DS_Store").touch()
@@ -305,16 +310,19 @@ def test_a_start_that_was_killed_and_a_file_manager_are_in_nobodys_way(tmp_path:
     assert sorted(path.name for path in tmp_path.glob(".*")) == [".DS_Store"]
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_clients_that_work_differently_do_not_share_a_program(tmp_path: Path) -> None:
     _, _, printed = tuned(tmp_path / "out", "tune.grid.algorithm.client_optimizer=['sgd','momentum']")
     assert printed.count("4 runs as one program") == 2
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_the_most_that_run_together(tmp_path: Path) -> None:
     _, _, printed = tuned(tmp_path / "out", "tune.together=3")
     assert printed.count("2 runs as one program") == 2
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_central_training_is_tuned_like_the_others(tmp_path: Path) -> None:
     algorithms = "algorithms=[{name='central',client_optimizer='adam'},{name='fedavg'}]"
     best, numbers, _ = tuned(tmp_path / "out", algorithms)

@@ -19,6 +19,7 @@ from fedloom.errors import FedloomError
 from fedloom.evaluation import PREFIXES
 from fedloom.experiments.schema import Experiment, read
 from fedloom.experiments.study import StudyRun
+from fedloom.experiments.study_report import MADE
 from fedloom.rundir import CHECKPOINTS, CONFIG, METRICS, SUMMARY, write_json, write_whole
 
 NOT_THE_NUMBERS = {"name", "title", "executor", "chunk", "device", "threads", "compile", "deterministic"}
@@ -32,7 +33,7 @@ Found = dict[str, list[tuple[dict[str, Any], Path]]]
 def adopt(runs: Iterable[StudyRun], out: Path, others: Iterable[Path]) -> int:
     """Copy finished runs with the same training, and all tests, out of other studies' folders; returns how many."""
     there = _finished(others)
-    count = 0
+    sources: list[Path] = []
     for run in runs:
         wanted, folder = run.experiment.to_mapping(), out / run.slug
         able = [(had, source) for had, source in there.get(_training(wanted), []) if _covers(had, wanted)]
@@ -47,8 +48,28 @@ def adopt(runs: Iterable[StudyRun], out: Path, others: Iterable[Path]) -> int:
             _reduce(aside, run.experiment)
         shutil.rmtree(folder, ignore_errors=True)  # begun and not finished
         aside.rename(folder)
-        count += 1
-    return count
+        sources.append(source)
+    _note_origin(out, sources)
+    return len(sources)
+
+
+def _note_origin(out: Path, sources: Iterable[Path]) -> None:
+    """Where the runs were trained goes with them, unless some of this study's were trained by itself."""
+    beside = (
+        next((parent / MADE for parent in source.parents if (parent / MADE).exists()), None) for source in sources
+    )
+    made = [read_json(path) for path in dict.fromkeys(beside) if path is not None]
+    if not made or (out / MADE).exists():
+        return
+    trained_by = dict.fromkeys(line for each in made for line in each.get("trained_by", [each.get("command")]))
+    origin = {
+        "trained_by": list(trained_by),
+        "commit": made[-1].get("commit"),
+        "device": ", ".join(dict.fromkeys(each["device"] for each in made)),
+        "versions": made[-1].get("versions"),
+        "seconds": sum(each["seconds"] for each in made),
+    }
+    write_json(out / MADE, origin)
 
 
 def _finished(folders: Iterable[Path]) -> Found:

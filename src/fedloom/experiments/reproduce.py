@@ -25,14 +25,14 @@ from fedloom.experiments.published import Published, conflicts, match, matched, 
 from fedloom.experiments.results import Key, Result, kept, key, results
 from fedloom.experiments.runner import rounds_bar
 from fedloom.experiments.study import Study, StudyRun, cells, runs
-from fedloom.experiments.study_report import beside_published, claims_report, command, head, origin, report
+from fedloom.experiments.study_report import MADE, beside_published, claims_report, command, head, origin, report
 from fedloom.experiments.study_sections import FULL, Chosen, picked
 from fedloom.rundir import CONFIG, SUMMARY, write_json, write_whole
 
 if TYPE_CHECKING:
     from fedloom.data.catalog import Shelf
 
-RESULTS, FIGURE, MADE = "results.json", "figure.png", "made.json"
+RESULTS, FIGURE = "results.json", "figure.png"
 SOON = 2.0
 """Seconds after which somebody who waits is told how far it is."""
 
@@ -281,15 +281,19 @@ def duration(seconds: float) -> str:
 
 
 def _made(out: Path) -> dict[str, Any]:
-    """How the study was trained: the seconds of all runs, and by what and where the last of them was."""
+    """How the study was trained: the seconds of all runs, and by what and where the last of them was.
+
+    Of runs that were taken from other studies, the seconds of those studies.
+    """
     path = out / MADE
     return read_json(path) if path.exists() else {}
 
 
 def _remember(line: str, out: Path, started: float, stack: Sequence[StudyRun]) -> None:
-    seconds = _made(out).get("seconds", 0.0) + time.perf_counter() - started
+    made = _made(out)
+    seconds = made.get("seconds", 0.0) + time.perf_counter() - started
     device = stack[0].experiment.device or "cpu"
-    write_json(out / MADE, {"command": line, **origin(device), "seconds": seconds})
+    write_json(out / MADE, {**made, "command": line, **origin(device), "seconds": seconds})
 
 
 # What came of it ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,10 @@ def head(study: Study, device: str, line: str) -> dict[str, Any]:
     }
 
 
+MADE = "made.json"
+"""In a study's folder: how its runs were trained, which is not how they are told."""
+
+
 def origin(device: str) -> dict[str, Any]:
     """By what code, on which device, with which versions."""
     return {
@@ -105,6 +110,7 @@ def command(study: Study, file: Path | Traversable | None = None) -> str:
     return shlex.join(words)
 
 
+@cache  # of what was imported, and a study asks after every stack
 def commit() -> str | None:
     """The commit of the source tree this file is in; None where it is in none, or git is not there."""
     here = Path(__file__).resolve()
