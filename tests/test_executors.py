@@ -402,6 +402,10 @@ def test_a_short_run_of_a_stack_does_without_torchs_compiler() -> None:
 import sys, torch, fedloom as fl
 data = fl.federate(torch.randn(40, 6), torch.arange(40) % 4, [range(0, 20), range(20, 40)])
 history = fl.simulate(fl.Task(lambda: torch.nn.Linear(6, 4)), data, fl.fedavg(0.1), rounds=2, cohort=2)
+words = fl.federate(torch.arange(240).reshape(40, 6) % 9, torch.arange(40) % 4, [range(0, 20), range(20, 40)])
+nn = torch.nn
+task = fl.Task(lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(24, 4)))
+fl.simulate(task, words, fl.fedavg(0.1), rounds=1, cohort=2)
 print(history.resolved["executor"], "torch._dynamo" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

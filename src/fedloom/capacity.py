@@ -6,9 +6,13 @@ how much memory is free, nothing is refused.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from fedloom import random
 from fedloom.data.federated import FederatedData
@@ -51,12 +55,27 @@ def model_bytes(task: Task, dtype: torch.dtype | None = None) -> int:
     4000004000000
     """
     try:
-        with random.generator_kept(), torch.device("meta"):
+        with random.generator_kept(), torch.device("meta"), _Undrawn():
             leaves = list(task.model().parameters())
     except Exception:  # whatever is wrong is told where the model is built in earnest
         return 0
     width = None if dtype is None else dtype.itemsize
     return sum(leaf.numel() * (width if width and leaf.is_floating_point() else leaf.element_size()) for leaf in leaves)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Within it nothing is drawn for a model's initial values: without memory torch's compiler would be imported."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+_DRAWS = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.trunc_normal_, nn.init.xavier_normal_)
+_DRAWS += (nn.init.kaiming_normal_, nn.init.orthogonal_, nn.init.sparse_)
 
 
 def _require(what: str, wanted: int, device: torch.device) -> None:
