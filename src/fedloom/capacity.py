@@ -74,8 +74,15 @@ class _Undrawn(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-_DRAWS = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.trunc_normal_, nn.init.xavier_normal_)
-_DRAWS += (nn.init.kaiming_normal_, nn.init.orthogonal_, nn.init.sparse_)
+_DRAWS: tuple[Callable[..., Any], ...] = (
+    Tensor.normal_,
+    nn.init.normal_,
+    nn.init.trunc_normal_,
+    nn.init.xavier_normal_,
+    nn.init.kaiming_normal_,
+    nn.init.orthogonal_,
+    nn.init.sparse_,
+)
 
 
 def _require(what: str, wanted: int, device: torch.device) -> None:

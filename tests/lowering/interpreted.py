@@ -51,7 +51,7 @@ def convolutions() -> Found:
         yield f"conv2d {name}", difference(convolution_kernels.conv2d(x, w, size, *settings), torch.stack(ys))
         dx = convolution_kernels.conv2d_input_gradient(g, w, image, *settings)
         yield f"input gradient {name}", difference(dx, torch.stack([each.grad for each, _ in exact]))
-        dw = weight_gradient_kernels.conv2d_weight_gradient(g, x, taps, *settings)
+        dw, _ = weight_gradient_kernels.conv2d_gradients(g, None, x, taps, *settings)
         yield f"weight gradient {name}", difference(dw, torch.stack([each.grad for _, each in exact]))
 
 
@@ -70,7 +70,7 @@ def rectified() -> Found:
         yield f"rectified {name}", difference(found, torch.stack(ys))
         for splits in (1, 3):
             tiles = Tiles(16, 16, 16, splits=splits)
-            made = weight_gradient_kernels.conv2d_relu_gradients(g, found, x, taps, *settings, tiles)
+            made = weight_gradient_kernels.conv2d_gradients(g, found, x, taps, *settings, tiles)
             for what, got, expected in zip(("kernels", "bias"), made, zip(*exact, strict=True), strict=True):
                 gradients = torch.stack([leaf.grad for leaf in expected])
                 yield f"gradient of rectified {what} {name}, {splits} parts", difference(got, gradients)

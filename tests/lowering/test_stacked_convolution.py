@@ -171,8 +171,8 @@ def test_weights_gradient_in_reduced_precision(
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        got = weight_gradient_kernels.conv2d_weight_gradient(g.float().cuda(), x.float().cuda(), (3, 3), *settings)
-        again = weight_gradient_kernels.conv2d_weight_gradient(g.float().cuda(), x.float().cuda(), (3, 3), *settings)
+        given = g.float().cuda(), None, x.float().cuda(), (3, 3), *settings
+        (got, _), (again, _) = (weight_gradient_kernels.conv2d_gradients(*given) for _ in range(2))
     finally:
         torch.set_float32_matmul_precision(before)
     assert torch.equal(got, again)

@@ -79,6 +79,3 @@ def _stacked_and_apart(
         "one_after_the_other_run_seconds": long["apart"],
         "run_share": long["stacked"] / long["apart"],
     }
-
-
-# The machine ----------------------------------------------------------------------------------------------------------

@@ -133,6 +133,24 @@ def arranged(
     return x, steps, cells, taps
 
 
+def with_bias(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    forced: Form | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Pair, Pair, Pair] | None:
+    """What an operator that adds the bias itself is given for `F.conv2d`'s arguments; None in another form."""
+    if chosen_form(input, weight, stride, dilation, groups, forced) != "kernel":
+        return None
+    x, steps, cells, spacing = arranged(input, weight, stride, padding, dilation)
+    added = weight.new_zeros(weight.shape[0]) if bias is None else bias
+    return channels_last(x), weight, added, steps, cells, spacing
+
+
 def _padded(
     x: Tensor, weight: Tensor, padding: str | int | Sequence[int], stride: Pair, dilation: Pair
 ) -> tuple[Tensor, Pair]:
@@ -339,7 +357,7 @@ def _conv2d_weight_gradient(g: Tensor, x: Tensor, taps: Any, stride: Any, paddin
     lead, (g, x) = flat(4, g, x)
     settings = tuple(stride), tuple(padding), tuple(dilation)
     if on_device(g):
-        dw = weight_gradient_kernels.conv2d_weight_gradient(g, x, tuple(taps), *settings)
+        dw, _ = weight_gradient_kernels.conv2d_gradients(g, None, x, tuple(taps), *settings)
     else:
         weight = g.new_empty(()).expand(g.shape[2], x.shape[2], *taps)
         dw = convolution_kernels.last(torch.stack([_backward(g[k], x[k], weight, settings, 1) for k in range(len(g))]))

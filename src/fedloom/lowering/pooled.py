@@ -7,7 +7,6 @@ other sizes, and of what is no convolution's result, is `lowering.pooling`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.lowering import convolution, convolution_kernels
-from fedloom.lowering.convolution import Form, InputGradient, Pair, WeightGradient, on_device
+from fedloom.lowering.convolution import InputGradient, Pair, WeightGradient, on_device
 from fedloom.lowering.operators import call, flat, leading, operator
 
 
@@ -75,24 +74,15 @@ def _windows(cells: Tensor, winners: Tensor) -> Tensor:
     return windows
 
 
-def conv2d_pool(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: str | int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-    forced: Form | None = None,
-) -> Tensor | None:
+def conv2d_pool(*args: Any, **kwargs: Any) -> Tensor | None:
     """`F.max_pool2d(F.conv2d(...), 2)`; None where the convolution has another form than the kernels'."""
-    if convolution.chosen_form(input, weight, stride, dilation, groups, forced) != "kernel":
+    given = convolution.with_bias(*args, **kwargs)
+    if given is None:
         return None
-    x, *settings = convolution.arranged(input, weight, stride, padding, dilation)
+    x, weight, _, *settings = given
     if min(convolution.output_size(x.shape[-2:], weight.shape[-2:], *settings)) < 2:
         return None
-    added = weight.new_zeros(weight.shape[0]) if bias is None else bias
-    y: Tensor = call(PooledConvolution, convolution.channels_last(x), weight, added, *settings)[0]
+    y: Tensor = call(PooledConvolution, *given)[0]
     return y
 
 

@@ -6,14 +6,13 @@ the bias's beside it. Where the gradient by the input is asked for too, it is wr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedloom.lowering import convolution, convolution_kernels, weight_gradient_kernels
-from fedloom.lowering.convolution import Convolution, Form, InputGradient, Pair, WeightGradient, on_device
+from fedloom.lowering.convolution import Convolution, InputGradient, Pair, WeightGradient, on_device
 from fedloom.lowering.operators import call, flat, leading, operator
 
 
@@ -74,23 +73,10 @@ def _above_zero(g: Tensor, y: Tensor) -> Tensor:
     return torch.where(y <= 0, 0.0, g)
 
 
-def conv2d_relu(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: str | int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-    forced: Form | None = None,
-) -> Tensor | None:
+def conv2d_relu(*args: Any, **kwargs: Any) -> Tensor | None:
     """`F.relu(F.conv2d(...))`; None where the convolution has another form than the kernels'."""
-    if convolution.chosen_form(input, weight, stride, dilation, groups, forced) != "kernel":
-        return None
-    x, *settings = convolution.arranged(input, weight, stride, padding, dilation)
-    added = weight.new_zeros(weight.shape[0]) if bias is None else bias
-    y: Tensor = call(RectifiedConvolution, convolution.channels_last(x), weight, added, *settings)
-    return y
+    given = convolution.with_bias(*args, **kwargs)
+    return None if given is None else call(RectifiedConvolution, *given)
 
 
 def _empty(x: Tensor, weight: Tensor, bias: Tensor, stride: Any, padding: Any, dilation: Any) -> Tensor:
@@ -136,7 +122,7 @@ def _conv2d_relu_gradients(
     settings = tuple(stride), tuple(padding), tuple(dilation)
     if on_device(g):
         lead, (g, y, x) = flat(4, g, y, x)
-        dw, db = weight_gradient_kernels.conv2d_relu_gradients(g, y, x, tuple(taps), *settings)
+        dw, db = weight_gradient_kernels.conv2d_gradients(g, y, x, tuple(taps), *settings)
         return dw.reshape(*lead, *dw.shape[1:]), db.reshape(*lead, *db.shape[1:])
     g = _above_zero(g, y)
     dw = torch.ops.fedloom.conv2d_weight_gradient(g, x, taps, *settings)

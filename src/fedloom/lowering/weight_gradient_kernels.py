@@ -161,34 +161,7 @@ def _piece(run: int, columns: int) -> int:
     return min(reversed(sizes), key=lambda size: -(-run // size) * size)
 
 
-def conv2d_weight_gradient(
-    g: Tensor,
-    x: Tensor,
-    taps: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
-    tiles: Tiles | None = None,
-) -> Tensor:
-    """The gradient with respect to w (K, O, C, *taps) from that of y, g (K, N, O, QH, QW)."""
-    return _run(g, None, x, taps, stride, padding, dilation, tiles)[0]
-
-
-def conv2d_relu_gradients(
-    g: Tensor,
-    y: Tensor,
-    x: Tensor,
-    taps: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
-    tiles: Tiles | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The gradients with respect to w and the bias (K, O) of `conv2d_relu`, from its result y and y's gradient."""
-    return _run(g, y, x, taps, stride, padding, dilation, tiles)
-
-
-def _run(
+def conv2d_gradients(
     g: Tensor,
     y: Tensor | None,
     x: Tensor,
@@ -196,9 +169,12 @@ def _run(
     stride: tuple[int, int],
     padding: tuple[int, int],
     dilation: tuple[int, int],
-    tiles: Tiles | None,
+    tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of kernels and, with y, of biases."""
+    """The gradient with respect to w (K, O, C, *taps) from that of the convolution's result, g (K, N, O, QH, QW).
+
+    Where y is the result of `conv2d_relu`, g is the gradient of that, and the bias's (K, O) comes with it.
+    """
     clients, n, o, qh, qw = g.shape
     c, height, width = x.shape[2:]
     th, tw = taps
