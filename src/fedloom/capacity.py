@@ -69,8 +69,8 @@ class _Undrawn(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        if func in _DRAWS:
-            return args[0] if args else kwargs["tensor"]
+        if func in _DRAWS and (leaf := args[0] if args else kwargs["tensor"]).is_meta:
+            return leaf
         return func(*args, **(kwargs or {}))
 
 

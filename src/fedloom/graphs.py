@@ -32,15 +32,17 @@ def captured(call: Callable[[], Outcome], pool: Any = None) -> Callable[[], Outc
     """The call as one launch; its outcome lies where it lay when it was captured.
 
     Graphs that share a `pool` may use the same memory in between: an outcome is read before another one is replayed.
+    On a stream of its own it is captured there, since libraries have working memory by stream.
     """
+    here = torch.cuda.current_stream()
     side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
+    side.wait_stream(here)
     with torch.cuda.stream(side):
         for _ in range(2):  # kernels are compiled and chosen, workspaces taken
             call()
-    torch.cuda.current_stream().wait_stream(side)
+    here.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    with torch.cuda.graph(graph, pool=pool, stream=None if here == torch.cuda.default_stream() else here):
         outcome = call()
 
     def replay() -> Outcome:

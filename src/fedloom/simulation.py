@@ -203,12 +203,12 @@ ALIKE = ("rounds", "epochs", "steps", "batch_size", "drop_last")
 
 
 def _run(runs: Sequence[dict[str, Any]], how: _How) -> list[History]:
-    with repeatable(how.deterministic):
-        return _run_all(runs, how)
-
-
-def _run_all(runs: Sequence[dict[str, Any]], how: _How) -> list[History]:
     target = local_device(_device(how.device))
+    with repeatable(how.deterministic), torch.cuda.device(target) if target.type == "cuda" else nullcontext():
+        return _run_all(runs, how, target)
+
+
+def _run_all(runs: Sequence[dict[str, Any]], how: _How, target: torch.device) -> list[History]:
     ranks = current(target)
     resume = how.resume or ranks.restarted
     place = Place(target, how.dtype)
@@ -340,11 +340,13 @@ def _round(live: Sequence[Trial], t: int, job: Job, choice: Choice, trusting: bo
         check()
         trial, round = begun[id(trained.part.assignment)]
         trial.take(round, trained)
-    for trial, round in begun.values():
-        with beside(trial.setup.shortcut):
-            trial.close(round)
-    for trial in live:
-        join(trial.setup.shortcut)
+    try:
+        for trial, round in begun.values():
+            with beside(trial.setup.shortcut):
+                trial.close(round)
+    finally:
+        for trial in live:
+            join(trial.setup.shortcut)
 
 
 def _stacks(job: Job, parts: Sequence[Sequence[Part]]) -> Iterator[list[Part]]:

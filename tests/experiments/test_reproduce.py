@@ -509,11 +509,25 @@ def test_where_runs_were_trained_is_told_of_those_that_were_taken(tmp_path: Path
     first, _ = ran(study, tmp_path / "one")
     made = documents.read_json(tmp_path / "one" / "made.json") | {"device": "a toaster", "seconds": 1234.5}
     (tmp_path / "one" / "made.json").write_text(json.dumps(made))
+    quiet = Console(file=io.StringIO())
     for source, target in (("one", "two"), ("two", "three")):  # and of those that were taken from there
-        console = Console(file=io.StringIO())
-        report = reproduce.reproduce(study, tmp_path / target, console=console, reuse=[tmp_path / source])
+        report = reproduce.reproduce(study, tmp_path / target, console=quiet, reuse=[tmp_path / source])
         assert (report["device"], report["seconds"]) == ("a toaster", 1234.5)
         assert report["trained_by"] == [first["command"]]
+    text = PLAIN.replace('"tiny"', '"wide"', 1).replace("values = [1, 2]", "values = [1, 2, 3]")
+    wider = read_study(text, scale="smoke")
+    report = reproduce.reproduce(wider, tmp_path / "four", console=quiet, reuse=[tmp_path / "one"])
+    assert report["device"] == "a toaster, cpu" and report["seconds"] > 1234.5  # some taken, some trained
+    last = reproduce.reproduce(wider, tmp_path / "five", console=quiet, reuse=[tmp_path / "four"])
+    assert last["trained_by"] == [first["command"], report["command"]]
+    assert (last["device"], last["seconds"]) == ("a toaster, cpu", report["seconds"])
+
+
+def test_an_origin_that_says_little_is_no_obstacle(tmp_path: Path) -> None:
+    study = read_study(PLAIN, scale="smoke")
+    ran(study, tmp_path / "one")
+    (tmp_path / "one" / "made.json").write_text("{}")
+    assert adoption.adopt(runs(study), tmp_path / "two", [tmp_path / "one"]) == len(runs(study))
 
 
 def untimed(study: Study, out: Path) -> dict[str, Any]:

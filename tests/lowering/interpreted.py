@@ -24,6 +24,8 @@ CONVOLUTIONS = [  # channels, outputs, image, taps, stride, padding, dilation
     (20, 33, (7, 6), (3, 2), (2, 1), (1, 0), (1, 1)),
     (32, 16, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1)),
     (3, 5, (9, 9), (3, 3), (1, 1), (2, 2), (2, 2)),
+    (4, 8, (5, 5), (5, 5), (1, 1), (0, 0), (1, 1)),  # to one pixel
+    (4, 8, (1, 1), (3, 3), (1, 1), (1, 1), (1, 1)),  # from one
 ]
 
 Found = Iterator[tuple[str, float]]
@@ -38,12 +40,17 @@ def difference(got: Tensor, expected: Tensor) -> float:
     return float(((got.double() - expected.double()).abs().max() / expected.abs().max()).detach())
 
 
+def flat(g: Tensor) -> Tensor:
+    """As a gradient comes from `nn.Flatten`: of an axis of one pixel the stride is one."""
+    return g.flatten(2).contiguous().reshape(g.shape)
+
+
 def convolutions() -> Found:
     for channels, outputs, image, taps, *settings in CONVOLUTIONS:
         x, w = draw(2, 3, channels, *image), draw(2, outputs, channels, *taps)
         exact = [(x[k].double().requires_grad_(), w[k].double().requires_grad_()) for k in range(2)]
         ys = [F.conv2d(*pair, None, *settings) for pair in exact]
-        g = draw(2, *ys[0].shape)
+        g = flat(draw(2, *ys[0].shape))
         for k, y in enumerate(ys):
             y.backward(g[k].double())  # type: ignore[no-untyped-call]
         size = (ys[0].shape[-2], ys[0].shape[-1])
@@ -61,7 +68,7 @@ def rectified() -> Found:
         x, w, bias = draw(2, 3, channels, *image), draw(2, outputs, channels, *taps), draw(2, outputs)
         exact = [(w[k].double().requires_grad_(), bias[k].double().requires_grad_()) for k in range(2)]
         ys = [F.conv2d(x[k].double(), *exact[k], *settings).relu() for k in range(2)]
-        g = draw(2, *ys[0].shape)
+        g = flat(draw(2, *ys[0].shape))
         for k, y in enumerate(ys):
             y.backward(g[k].double())  # type: ignore[no-untyped-call]
         name = f"{channels} channels {taps} {settings}"
@@ -76,9 +83,19 @@ def rectified() -> Found:
                 yield f"gradient of rectified {what} {name}, {splits} parts", difference(got, gradients)
 
 
+def not_a_number() -> Found:
+    """ReLU leaves it as it is."""
+    x = torch.where(draw(2, 3, 4, 6, 5) > 1, torch.nan, draw(2, 3, 4, 6, 5))
+    weight, bias = torch.eye(4)[None, :, :, None, None].expand(2, 4, 4, 1, 1), draw(2, 4)
+    found = convolution_kernels.conv2d_relu(x, weight, bias, (6, 5), (1, 1), (0, 0), (1, 1))
+    expected = torch.stack([F.conv2d(*each).relu() for each in zip(x, weight, bias, strict=True)])
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    yield "what is no number", 0.0
+
+
 def pooled() -> Found:
     """Ties, and a last row and column that no window has."""
-    for channels, outputs, image, taps, *settings in CONVOLUTIONS:
+    for channels, outputs, image, taps, *settings in CONVOLUTIONS[:4]:
         x, w, bias = draw(2, 3, channels, *image).round(), draw(2, outputs, channels, *taps).round(), draw(2, outputs)
         exact = [F.conv2d(x[k].double(), w[k].double(), bias[k].double(), *settings).requires_grad_() for k in range(2)]
         ys = [F.max_pool2d(each, 2) for each in exact]
@@ -136,4 +153,4 @@ def rows_and_masks() -> Found:
 
 if __name__ == "__main__":
     torch.set_float32_matmul_precision("highest")
-    print(json.dumps(dict([*convolutions(), *rectified(), *pooled(), *lstms(), *rows_and_masks()])))
+    print(json.dumps(dict([*convolutions(), *rectified(), *not_a_number(), *pooled(), *lstms(), *rows_and_masks()])))

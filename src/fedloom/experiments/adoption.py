@@ -19,7 +19,7 @@ from fedloom.errors import FedloomError
 from fedloom.evaluation import PREFIXES
 from fedloom.experiments.schema import Experiment, read
 from fedloom.experiments.study import StudyRun
-from fedloom.experiments.study_report import MADE
+from fedloom.experiments.study_report import MADE, distinct
 from fedloom.rundir import CHECKPOINTS, CONFIG, METRICS, SUMMARY, write_json, write_whole
 
 NOT_THE_NUMBERS = {"name", "title", "executor", "chunk", "device", "threads", "compile", "deterministic"}
@@ -33,7 +33,7 @@ Found = dict[str, list[tuple[dict[str, Any], Path]]]
 def adopt(runs: Iterable[StudyRun], out: Path, others: Iterable[Path]) -> int:
     """Copy finished runs with the same training, and all tests, out of other studies' folders; returns how many."""
     there = _finished(others)
-    sources: list[Path] = []
+    count = 0
     for run in runs:
         wanted, folder = run.experiment.to_mapping(), out / run.slug
         able = [(had, source) for had, source in there.get(_training(wanted), []) if _covers(had, wanted)]
@@ -47,29 +47,33 @@ def adopt(runs: Iterable[StudyRun], out: Path, others: Iterable[Path]) -> int:
         if _tests(had) != _tests(wanted):
             _reduce(aside, run.experiment)
         shutil.rmtree(folder, ignore_errors=True)  # begun and not finished
+        _note_origin(out, source)
         aside.rename(folder)
-        sources.append(source)
-    _note_origin(out, sources)
-    return len(sources)
+        count += 1
+    return count
 
 
-def _note_origin(out: Path, sources: Iterable[Path]) -> None:
-    """Where the runs were trained goes with them, unless some of this study's were trained by itself."""
-    beside = (
-        next((parent / MADE for parent in source.parents if (parent / MADE).exists()), None) for source in sources
-    )
-    made = [read_json(path) for path in dict.fromkeys(beside) if path is not None]
-    if not made or (out / MADE).exists():
+def _note_origin(out: Path, source: Path) -> None:
+    """The study in whose folder the run was trained, and what trained that one's, are named beside this one's runs.
+
+    Its seconds are counted whole, and once, however many of its runs are taken.
+    """
+    origin = next((parent / MADE for parent in source.parents if (parent / MADE).exists()), None)
+    if origin is None or origin.parent.resolve() == out.resolve():
         return
-    trained_by = dict.fromkeys(line for each in made for line in each.get("trained_by", [each.get("command")]))
-    origin = {
-        "trained_by": list(trained_by),
-        "commit": made[-1].get("commit"),
-        "device": ", ".join(dict.fromkeys(each["device"] for each in made)),
-        "versions": made[-1].get("versions"),
-        "seconds": sum(each["seconds"] for each in made),
+    there, here = read_json(origin), read_json(out / MADE) if (out / MADE).exists() else {}
+    lines = [*there.get("trained_by", []), *([there["command"]] if "command" in there else [])]
+    known = here.get("trained_by", [])
+    if set(lines) <= set(known):
+        return
+    noted = {
+        **{name: there.get(name) for name in ("commit", "versions")},
+        **here,
+        "trained_by": list(dict.fromkeys([*known, *lines])),
+        "device": distinct(here.get("device"), there.get("device")),
+        "seconds": here.get("seconds", 0.0) + there.get("seconds", 0.0),
     }
-    write_json(out / MADE, origin)
+    write_json(out / MADE, noted)
 
 
 def _finished(folders: Iterable[Path]) -> Found:

@@ -25,7 +25,16 @@ from fedloom.experiments.published import Published, conflicts, match, matched, 
 from fedloom.experiments.results import Key, Result, kept, key, results
 from fedloom.experiments.runner import rounds_bar
 from fedloom.experiments.study import Study, StudyRun, cells, runs
-from fedloom.experiments.study_report import MADE, beside_published, claims_report, command, head, origin, report
+from fedloom.experiments.study_report import (
+    MADE,
+    beside_published,
+    claims_report,
+    command,
+    distinct,
+    head,
+    origin,
+    report,
+)
 from fedloom.experiments.study_sections import FULL, Chosen, picked
 from fedloom.rundir import CONFIG, SUMMARY, write_json, write_whole
 
@@ -283,7 +292,7 @@ def duration(seconds: float) -> str:
 def _made(out: Path) -> dict[str, Any]:
     """How the study was trained: the seconds of all runs, and by what and where the last of them was.
 
-    Of runs that were taken from other studies, the seconds of those studies.
+    With runs that were taken from other studies, the seconds, devices and commands of those studies too.
     """
     path = out / MADE
     return read_json(path) if path.exists() else {}
@@ -292,8 +301,10 @@ def _made(out: Path) -> dict[str, Any]:
 def _remember(line: str, out: Path, started: float, stack: Sequence[StudyRun]) -> None:
     made = _made(out)
     seconds = made.get("seconds", 0.0) + time.perf_counter() - started
-    device = stack[0].experiment.device or "cpu"
-    write_json(out / MADE, {**made, "command": line, **origin(device), "seconds": seconds})
+    now = origin(stack[0].experiment.device or "cpu")
+    taken_from = made.get("device") if "trained_by" in made else None
+    device = distinct(taken_from, now["device"])
+    write_json(out / MADE, {**made, "command": line, **now, "device": device, "seconds": seconds})
 
 
 # What came of it ------------------------------------------------------------------------------------------------------

@@ -97,6 +97,15 @@ def origin(device: str) -> dict[str, Any]:
     }
 
 
+def distinct(*devices: str | None) -> str:
+    """Several devices in one line, each once.
+
+    >>> distinct("cuda (NVIDIA H200)", None, "cpu, cuda (NVIDIA H200)")
+    'cuda (NVIDIA H200), cpu'
+    """
+    return ", ".join(dict.fromkeys(device for each in devices if each for device in each.split(", ")))
+
+
 def command(study: Study, file: Path | Traversable | None = None) -> str:
     """The line that repeats it: by its id, or by its file where that does not come with the package."""
     given = study.id if file is None or file == experiments().get(study.id) else str(file)

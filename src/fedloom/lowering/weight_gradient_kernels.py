@@ -148,10 +148,11 @@ def _weight_gradient(
             tl.store(db + split * db_s + client * db_k + o, sums.to(db.dtype.element_ty), mask=o < OUT)
 
 
-def _weight_tiles(outputs: int, columns: int) -> Tiles:
+def _weight_tiles(rectified: bool, outputs: int, columns: int) -> Tiles:
     tall = power(outputs, 16, 128)
     wide = power(columns, 16, 128)
-    return Tiles(tall, wide, 32, 8 if tall * wide > 64 * 128 else 4)
+    stages = 2 if rectified and tall == 128 else 3  # y's tiles too have to fit the 99 KiB of smaller cards
+    return Tiles(tall, wide, 32, 8 if tall * wide > 64 * 128 else 4, stages)
 
 
 def _piece(run: int, columns: int) -> int:
@@ -184,9 +185,10 @@ def conv2d_gradients(
     rectified = y is not None
     g, y = (each.permute(0, 1, 3, 4, 2).contiguous() for each in (g, g if y is None else y))  # one row per position
     x = last(x)
-    across = dilation[1] == 1 and x.stride(4) == c  # a row of taps is adjacent in memory
+    step = x.stride(4) if width > 1 else c  # of an axis of one torch leaves the stride as it happens to be
+    across = dilation[1] == 1 and step == c  # a row of taps is adjacent in memory
     run, columns = (tw * c, 1) if across else (c, tw)
-    chosen = tiles or _weight_tiles(o, th * columns * -(-run // _piece(run, 128)) * _piece(run, 128))
+    chosen = tiles or _weight_tiles(rectified, o, th * columns * -(-run // _piece(run, 128)) * _piece(run, 128))
     piece = _piece(run, chosen.columns)
     column_tiles = triton.cdiv(th * columns * triton.cdiv(run, piece), chosen.columns // piece)
     programs = clients * triton.cdiv(o, chosen.rows) * column_tiles
@@ -209,12 +211,12 @@ def conv2d_gradients(
         height,
         width,
         share,
-        g.stride(0),
-        g.stride(3),
+        rows * o,
+        o,
         x.stride(0),
         x.stride(1),
         x.stride(3),
-        x.stride(4),
+        step,
         dw.stride(0),
         dw.stride(1),
         dw.stride(2),
