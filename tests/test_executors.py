@@ -406,7 +406,7 @@ words = fl.federate(torch.arange(240).reshape(40, 6) % 9, torch.arange(40) % 4, 
 nn = torch.nn
 task = fl.Task(lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(24, 4)))
 fl.simulate(task, words, fl.fedavg(0.1), rounds=1, cohort=2)
-print(history.resolved["executor"], "torch._dynamo" in sys.modules)
+print(history.resolved["executor"], *sorted({"torch._dynamo", "sympy"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["vectorized", "False"]
+    assert done.stdout.split() == ["vectorized"]

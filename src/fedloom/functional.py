@@ -125,9 +125,11 @@ class Functional:
         if self.augment is not None:
             x = self.augment(x, key)
         buffers = tree.map(torch.clone, buffers)
-        with SeededDropout(key), stacked(mask) if self.lowered else nullcontext():
+        forms = stacked(mask) if self.lowered else nullcontext()
+        with SeededDropout(key), forms:
             output = self.output(self._cast(params), buffers, self._cast(x))
-        losses = self.loss(output if self.compute is None else _cast(output, floating_dtype(params)), y)
+        with forms:
+            losses = self.loss(output if self.compute is None else _cast(output, floating_dtype(params)), y)
         rows = count(y)
         if losses.shape != (rows,):
             raise FedloomError(

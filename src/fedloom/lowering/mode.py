@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from fedloom.lowering import convolution, norm, pooled, pooling, rectified, recurrent
+from fedloom.lowering import convolution, losses, norm, pooled, pooling, rectified, recurrent
 from fedloom.lowering.convolution import Form
 
 
@@ -55,6 +55,7 @@ class Stacked(TorchFunctionMode):
             _VF.gru: recurrent.gru,
             F.batch_norm: partial(norm.batch_norm, mask),
             F.local_response_norm: norm.local_response_norm,
+            F.cross_entropy: losses.cross_entropy,
             Tensor.data_ptr: _nowhere,
         }
 
