@@ -71,3 +71,19 @@ def test_a_container_has_its_own_limit(tmp_path: Path) -> None:
     assert capacity._left_by_container(tmp_path, 10**12) == 450
     (tmp_path / "memory.max").write_text("max")
     assert capacity._left_by_container(tmp_path, 10**12) == 10**12
+
+
+def test_a_factory_that_reads_weights_or_draws_elsewhere_is_left_in_peace() -> None:
+    """Warnings are errors here: torch's about weights that have nowhere to go would be one."""
+    weights = {"weight": torch.ones(4, 6), "bias": torch.zeros(4)}
+    drawn = []
+
+    def model() -> nn.Module:
+        layer = nn.Linear(6, 4)
+        layer.load_state_dict(weights)
+        drawn.append(torch.empty(100, device="cpu").normal_())
+        return layer
+
+    assert capacity.model_bytes(fl.Task(model)) == 4 * (24 + 4)
+    assert float(drawn[0].std()) > 0.5
+    assert capacity.model_bytes(fl.Task(lambda: nn.Embedding(9, 4))) == 4 * 36

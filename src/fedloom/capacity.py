@@ -6,6 +6,7 @@ how much memory is free, nothing is refused.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,8 @@ def model_bytes(task: Task, dtype: torch.dtype | None = None) -> int:
     4000004000000
     """
     try:
-        with random.generator_kept(), torch.device("meta"), _Undrawn():
+        with random.generator_kept(), warnings.catch_warnings(), torch.device("meta"), _Undrawn():
+            warnings.simplefilter("ignore")  # of weights that a factory reads and that have nowhere to go here
             leaves = list(task.model().parameters())
     except Exception:  # whatever is wrong is told where the model is built in earnest
         return 0
