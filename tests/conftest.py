@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -25,6 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
     from hypothesis import HealthCheck, settings
 
     torch.set_num_threads(1)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background: what is tested is Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # pytest listens to every logger that keeps its records to itself: torch would write down each tensor it traces
     logging.getLogger("torch.__trace").propagate = True
     settings.register_profile(
