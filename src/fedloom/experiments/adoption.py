@@ -17,9 +17,9 @@ import tomli_w
 from fedloom.documents import read_json, read_records, read_toml
 from fedloom.errors import FedloomError
 from fedloom.evaluation import PREFIXES
+from fedloom.experiments.origins import take_over
 from fedloom.experiments.schema import Experiment, read
 from fedloom.experiments.study import StudyRun
-from fedloom.experiments.study_report import MADE, distinct
 from fedloom.rundir import CHECKPOINTS, CONFIG, METRICS, SUMMARY, write_json, write_whole
 
 NOT_THE_NUMBERS = {"name", "title", "executor", "chunk", "device", "threads", "compile", "deterministic"}
@@ -47,33 +47,10 @@ def adopt(runs: Iterable[StudyRun], out: Path, others: Iterable[Path]) -> int:
         if _tests(had) != _tests(wanted):
             _reduce(aside, run.experiment)
         shutil.rmtree(folder, ignore_errors=True)  # begun and not finished
-        _note_origin(out, source)
+        take_over(out, source)
         aside.rename(folder)
         count += 1
     return count
-
-
-def _note_origin(out: Path, source: Path) -> None:
-    """The study in whose folder the run was trained, and what trained that one's, are named beside this one's runs.
-
-    Its seconds are counted whole, and once, however many of its runs are taken.
-    """
-    origin = next((parent / MADE for parent in source.parents if (parent / MADE).exists()), None)
-    if origin is None or origin.parent.resolve() == out.resolve():
-        return
-    there, here = read_json(origin), read_json(out / MADE) if (out / MADE).exists() else {}
-    lines = [*there.get("trained_by", []), *([there["command"]] if "command" in there else [])]
-    known = here.get("trained_by", [])
-    if set(lines) <= set(known):
-        return
-    noted = {
-        **{name: there.get(name) for name in ("commit", "versions")},
-        **here,
-        "trained_by": list(dict.fromkeys([*known, *lines])),
-        "device": distinct(here.get("device"), there.get("device")),
-        "seconds": here.get("seconds", 0.0) + there.get("seconds", 0.0),
-    }
-    write_json(out / MADE, noted)
 
 
 def _finished(folders: Iterable[Path]) -> Found:

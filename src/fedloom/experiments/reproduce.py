@@ -16,25 +16,17 @@ from rich.console import Console
 from rich.text import Text
 
 from fedloom import lock
-from fedloom.documents import read_json, read_toml
+from fedloom.documents import read_toml
 from fedloom.errors import FedloomError
 from fedloom.experiments import mistakes
 from fedloom.experiments.claims import Verdict, decide
 from fedloom.experiments.measures import Outcome
+from fedloom.experiments.origins import made, remember
 from fedloom.experiments.published import Published, conflicts, match, matched, published
 from fedloom.experiments.results import Key, Result, kept, key, results
 from fedloom.experiments.runner import rounds_bar
 from fedloom.experiments.study import Study, StudyRun, cells, runs
-from fedloom.experiments.study_report import (
-    MADE,
-    beside_published,
-    claims_report,
-    command,
-    distinct,
-    head,
-    origin,
-    report,
-)
+from fedloom.experiments.study_report import beside_published, claims_report, command, head, report
 from fedloom.experiments.study_sections import FULL, Chosen, picked
 from fedloom.rundir import CONFIG, SUMMARY, write_json, write_whole
 
@@ -88,8 +80,8 @@ def reproduce(
     _print(study, found, beside, verdicts, console)
     _draw(study, outcomes, found, beside, out, console)
     told = report(study, found, beside, verdicts, outcomes, line)
-    made = _made(out)  # where and when it was trained, not where it is told
-    told |= {"seconds": time.perf_counter() - began} | made | ({"command": line} if so_far else {})
+    how = made(out)  # where and when it was trained, not where it is told
+    told |= {"seconds": time.perf_counter() - began} | how | ({"command": line} if so_far else {})
     write_json(out / RESULTS, told)
     console.print(f"results: {out / RESULTS}", highlight=False, markup=False, soft_wrap=True)
     return told
@@ -233,11 +225,11 @@ def _run(
                     shelf, name = Shelf(), stack[0].experiment.data.name
                     bar.update(task, description=f"loading {name}")
                 started = time.perf_counter()
-                _remember(line, out, started, stack)  # what a kill leaves has its origin too
+                remember(out, line, stack[0].experiment.device, started)  # what a kill leaves has its origin too
                 try:
                     train(stack, out, shelf, data_folder, watch)
                 finally:
-                    _remember(line, out, started, stack)
+                    remember(out, line, stack[0].experiment.device, started)
                 done += len(stack)
                 through += sum(left[run.slug] for run in stack)
                 bar.update(task, completed=through)
@@ -287,24 +279,6 @@ def duration(seconds: float) -> str:
     if seconds < 100:
         return f"about {max(1, round(seconds))} s"
     return f"about {seconds / 60:.0f} min" if seconds < 6000 else f"about {seconds / 3600:.1f} h"
-
-
-def _made(out: Path) -> dict[str, Any]:
-    """How the study was trained: the seconds of all runs, and by what and where the last of them was.
-
-    With runs that were taken from other studies, the seconds, devices and commands of those studies too.
-    """
-    path = out / MADE
-    return read_json(path) if path.exists() else {}
-
-
-def _remember(line: str, out: Path, started: float, stack: Sequence[StudyRun]) -> None:
-    made = _made(out)
-    seconds = made.get("seconds", 0.0) + time.perf_counter() - started
-    now = origin(stack[0].experiment.device or "cpu")
-    taken_from = made.get("device") if "trained_by" in made else None
-    device = distinct(taken_from, now["device"])
-    write_json(out / MADE, {**made, "command": line, **now, "device": device, "seconds": seconds})
 
 
 # What came of it ------------------------------------------------------------------------------------------------------

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 from collections.abc import Mapping, Sequence
-from functools import cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from fedloom.experiments.claims import Verdict
 from fedloom.experiments.measures import Outcome
+from fedloom.experiments.origins import origin
 from fedloom.experiments.published import Published, matched
 from fedloom.experiments.registry import experiments
 from fedloom.experiments.results import Key, Result, key
 from fedloom.experiments.study import Study, StudyRun
-from fedloom.versions import versions
 
 
 def report(
@@ -84,28 +82,6 @@ def head(study: Study, device: str, line: str) -> dict[str, Any]:
     }
 
 
-MADE = "made.json"
-"""In a study's folder: how its runs were trained, which is not how they are told."""
-
-
-def origin(device: str) -> dict[str, Any]:
-    """By what code, on which device, with which versions."""
-    return {
-        "commit": commit(),
-        "device": ", ".join(_device_words(each) for each in device.split(", ")),
-        "versions": versions(),
-    }
-
-
-def distinct(*devices: str | None) -> str:
-    """Several devices in one line, each once.
-
-    >>> distinct("cuda (NVIDIA H200)", None, "cpu, cuda (NVIDIA H200)")
-    'cuda (NVIDIA H200), cpu'
-    """
-    return ", ".join(dict.fromkeys(device for each in devices if each for device in each.split(", ")))
-
-
 def command(study: Study, file: Path | Traversable | None = None) -> str:
     """The line that repeats it: by its id, or by its file where that does not come with the package."""
     given = study.id if file is None or file == experiments().get(study.id) else str(file)
@@ -117,33 +93,6 @@ def command(study: Study, file: Path | Traversable | None = None) -> str:
         shown = value if isinstance(value, str) else json.dumps(value)
         words += ["--set", f"experiment.{name}={shown}"]
     return shlex.join(words)
-
-
-@cache  # of what was imported, and a study asks after every stack
-def commit() -> str | None:
-    """The commit of the source tree this file is in; None where it is in none, or git is not there."""
-    here = Path(__file__).resolve()
-    git = ["git", "-C", str(here.parent)]
-    try:
-        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True, check=True, timeout=20)
-        told = subprocess.run(
-            [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=20,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return told.stdout.strip() or None
-
-
-def _device_words(device: str) -> str:
-    import torch
-
-    if device.startswith("cuda") and torch.cuda.is_available():
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    return device
 
 
 def beside_published(found: Sequence[Result], beside: Mapping[Key, Published]) -> list[Result]:
