@@ -283,6 +283,19 @@ def test_models_whose_rows_stand_alone_may_be_padded(model: Callable[[], nn.Modu
     assert job.rows_independent == alone
 
 
+class Amplified(BatchNormed):
+    """Rounding becomes as large as rows that see each other would make it, as through many batch norms in a row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(1e5 * super().forward(x))
+
+
+def test_rounding_is_not_taken_for_rows_that_see_each_other() -> None:
+    functional = Functional.of(fl.Task(Amplified), 0, torch.device("cpu"), torch.float32)
+    job, _ = resolve(Job(functional, fl.fedavg(0.1), DATA[torch.float32], Batching()), "vectorized", None, 4)
+    assert job.rows_independent
+
+
 class Spy(Centred):
     """Notes how many rows it is shown in training."""
 

@@ -113,7 +113,7 @@ class Functional:
         return functional_call(self.module, leaves, x if isinstance(x, tuple) else (x,))
 
     def _cast(self, values: Any) -> Any:
-        return values if self.compute is None else _cast(values, self.compute)
+        return values if self.compute is None else cast(values, self.compute)
 
     def objective(
         self, params: Params, buffers: Params, x: Features, y: Features, mask: Tensor | None, key: Tensor
@@ -129,7 +129,7 @@ class Functional:
         with SeededDropout(key), forms:
             output = self.output(self._cast(params), buffers, self._cast(x))
         with forms:
-            losses = self.loss(output if self.compute is None else _cast(output, floating_dtype(params)), y)
+            losses = self.loss(output if self.compute is None else cast(output, floating_dtype(params)), y)
         rows = count(y)
         if losses.shape != (rows,):
             raise FedloomError(
@@ -144,7 +144,7 @@ class Functional:
         return total, (mean.detach(), tree.map(torch.detach, buffers), self._counted(output, y, mask))
 
 
-def _cast(values: Any, dtype: torch.dtype) -> Any:
+def cast(values: Any, dtype: torch.dtype) -> Any:
     """The same values, floating ones in `dtype`."""
     return tree.map_state(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, values)
 
