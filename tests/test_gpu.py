@@ -42,6 +42,17 @@ class Normed(nn.Module):
         return self.last(torch.tanh(self.norm(self.first(x))))
 
 
+class NormedPictures(nn.Module):
+    """A convolution and a batch norm of images, which torch's libraries have on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.norm(self.first(x))).mean((2, 3)))
+
+
 CASES: list[tuple[Callable[[], nn.Module], Algorithm]] = [
     (Dropped, fl.scaffold(0.1, option="I", client_optimizer="adam")),
     (Dropped, fl.scaffold(0.1)),
@@ -88,6 +99,17 @@ def test_executors_agree_across_devices(model: Callable[[], nn.Module], algorith
         run.params = {name: leaf.cpu() for name, leaf in run.params.items()}
         run.buffers = {name: leaf.cpu() for name, leaf in run.buffers.items()}
         assert distance(runs[0], run) <= 1e-12
+
+
+def test_a_batch_norm_of_pictures_is_stacked() -> None:
+    data = fl.federate(noise(60, 3, 8, 8).float(), torch.arange(60) % 4, split([10, 30, 20]))
+    how: dict[str, Any] = {"rounds": 2, "cohort": 3, "batch_size": 8, "precision": "highest", "device": "cuda"}
+    alone, stacked = (
+        fl.simulate(fl.Task(NormedPictures), data, fl.fedavg(0.1, client_momentum=0.9), executor=executor, **how)
+        for executor in ("loop", "auto")
+    )
+    assert stacked.resolved["executor"] == "vectorized" and stacked.resolved["program"] == "captured"
+    assert distance(alone, stacked) <= 1e-3
 
 
 @pytest.mark.filterwarnings("default")  # torch's own, in its compiler

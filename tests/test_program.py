@@ -144,6 +144,34 @@ def test_memory_running_out_halves_the_stack(monkeypatch: pytest.MonkeyPatch) ->
         run(Dense, fl.fedavg(0.1), cohort=2)
 
 
+def test_memory_running_out_at_the_server_halves_the_stack_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two stacked runs finds no memory to add its clients up: it alone does its round again."""
+    from fedloom.algorithm import Intake
+
+    honest, closed = Intake.close, []
+
+    def full(intake: Any, also: Any = None) -> Any:
+        closed.append(None)
+        if len(closed) == 4:
+            raise torch.OutOfMemoryError("out of memory")
+        return honest(intake, also)
+
+    def both() -> list[History]:
+        task, trials = fl.Task(Dense), [{"algorithm": fl.scaffold(0.1), "seed": seed} for seed in (0, 1)]
+        options: dict[str, Any] = {"rounds": 3, "cohort": 4, "batch_size": 8, "dtype": torch.float64}
+        return fl.simulate_trials(task, UNEQUAL, trials, executor="vectorized", **options)
+
+    free = both()
+    monkeypatch.setattr(Intake, "close", full)
+    with pytest.warns(UserWarning, match="from here on 4 clients train at a time"):
+        short = both()
+    assert len(closed) == 7 and all(run.resolved["repeatable"] is False for run in short)
+    assert max(distance(*pair) for pair in zip(free, short, strict=True)) <= 1e-12
+    monkeypatch.setattr(Intake, "close", lambda *given: (_ for _ in ()).throw(torch.OutOfMemoryError("no")))
+    with pytest.warns(UserWarning), pytest.raises(fl.FedloomError, match="round 0: the servers' part does not fit"):
+        both()
+
+
 def test_bfloat16_is_for_the_forward_alone() -> None:
     exact, half = (run(Dense, fl.fedavg(0.1), precision=p, dtype=torch.float32) for p in ("highest", "bfloat16"))
     assert all(leaf.dtype == torch.float32 for leaf in half.params.values())

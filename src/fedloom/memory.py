@@ -100,8 +100,9 @@ class RowStore:
     def put(self, clients: list[int], rows: Params) -> dict[int, Params | None]:
         """Replace the rows of `clients`; what stood there before is returned, for `restore`."""
         before = {client: self.rows.get(client) for client in clients}
-        for index, client in enumerate(clients):
-            self.rows[client] = {name: leaf[index].clone() for name, leaf in rows.items()}
+        # all of them or, where the memory does not suffice, none
+        after = [{name: leaf[index].clone() for name, leaf in rows.items()} for index in range(len(clients))]
+        self.rows.update(zip(clients, after, strict=True))
         return before
 
     def restore(self, before: Mapping[int, Params | None]) -> None:

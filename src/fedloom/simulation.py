@@ -328,6 +328,22 @@ def _drive(trials: Sequence[Trial], job: Job, choice: Choice, cadence: Cadence) 
 
 
 def _round(live: Sequence[Trial], t: int, job: Job, choice: Choice, trusting: bool = True) -> None:
+    """Round t of the trials; what the servers find no memory for is done again with half as many clients at a time."""
+    left = list(live)
+    while left:
+        try:
+            _together(left, t, job, choice, trusting)
+            return
+        except torch.OutOfMemoryError as error:
+            said = f"round {t}: the servers' part does not fit the device's memory: {error}"
+            left = [trial for trial in left if not (trial.pending and trial.pending[-1].t == t)]
+        # a round that is charged for is not begun twice, nor one that other ranks are in
+        final = any(trial.setup.ledger is not None or trial.setup.ranks.world > 1 for trial in left)
+        if final or not choice.halve():
+            raise FedloomError(f"{said}; pass a smaller {'chunk' if final else 'cohort'}, or run fewer at once")
+
+
+def _together(live: Sequence[Trial], t: int, job: Job, choice: Choice, trusting: bool) -> None:
     """Round t of the trials: their cohorts train as one."""
     job.functional.module.train()
     begun: dict[int, tuple[Trial, Round]] = {}

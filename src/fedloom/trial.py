@@ -223,9 +223,9 @@ class Trial:
         if self.setup.ledger is not None:
             self.setup.ledger.charge()
         round.after = round.intake.close({name: torch.cat(parts) for name, parts in gathered.items()})
-        self.x, self.state = round.after.params, round.after.state
         if self.setup.algorithm.keeps_rows:
             self._store(round)
+        self.x, self.state = round.after.params, round.after.state
         self.pending.append(round)
 
     def _store(self, round: Round) -> None:

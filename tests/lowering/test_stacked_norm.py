@@ -98,6 +98,29 @@ def test_on_a_gpu() -> None:
         )
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("module", "shape"), kinds(), ids=IDS)
+def test_without_a_mask_on_a_gpu(module: nn.Module, shape: tuple[int, ...]) -> None:
+    """There torch's own goes to a library for images: values, gradients and running statistics are a CPU's."""
+    x = draw(2, 5, *shape).float()
+    params = {name: draw(2, *leaf.shape, seed=2).float() for name, leaf in module.named_parameters()}
+    buffers = {name: torch.stack([leaf, leaf]) for name, leaf in module.named_buffers()}
+
+    def one(params: Leaves, buffers: Leaves, x: Tensor) -> tuple[Leaves, Leaves]:
+        def value(params: Leaves) -> tuple[Tensor, Leaves]:
+            after = {name: leaf.clone() for name, leaf in buffers.items()}
+            with stacked():
+                return functional_call(module, {**params, **after}, (x,)).pow(3).sum(), after
+
+        return torch.func.grad(value, has_aux=True)(params)
+
+    here = torch.func.vmap(one)(params, buffers, x)
+    there = torch.func.vmap(one)(*torch.utils._pytree.tree_map(torch.Tensor.cuda, (params, buffers, x)))
+    for found, expected in zip(there, here, strict=True):
+        assert_close([found[name].cpu() for name in expected], [leaf.double() for leaf in expected.values()], 1e-3)
+
+
 def test_without_a_mask_or_in_evaluation_it_is_left_alone() -> None:
     module, x = nn.BatchNorm1d(2).double(), draw(4, 2)
     with stacked(), pytest.raises(ValueError, match="more than 1 value"):

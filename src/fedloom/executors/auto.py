@@ -61,6 +61,13 @@ class Choice:
         self._made = self._made or self._make()
         return self._made(job, stacks)
 
+    def halve(self) -> bool:
+        """Half as many clients at a time from here on, and what is kept for more is dropped; False where it is one."""
+        most = min(self.chunk, self._made.most) if isinstance(self._made, Vectorized) else 1
+        if isinstance(self._made, Vectorized) and most > 1:
+            self._made.halve(int(most))
+        return most > 1
+
     def _make(self) -> Executor:
         if self.executor == "loop":
             return loop

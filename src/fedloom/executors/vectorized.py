@@ -65,13 +65,17 @@ class Vectorized:
             else:
                 yield from trained
                 return
-            self.most = -(-count // 2)
-            self.forget()
-            gc.collect()  # what a half-made program held may be part of a cycle
-            torch.cuda.empty_cache()
-            self.halved(-(-count // 2))
+            self.halve(count)
         for half in _halves(parts, count // 2):
             yield from self._train(job, half)
+
+    def halve(self, count: int) -> None:
+        """`count` clients at a time were too many."""
+        self.most = half = -(-count // 2)
+        self.forget()
+        gc.collect()  # what a half-made program held may be part of a cycle
+        torch.cuda.empty_cache()
+        self.halved(half)
 
 
 def _halves(parts: list[Part], first: int) -> tuple[list[Part], list[Part]]:

@@ -20,12 +20,15 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor | None:
-    """`F.batch_norm` in training on the rows under `mask`; None without one.
+    """`F.batch_norm` in training on the rows under `mask`; None without one, on a CPU.
 
+    On an accelerator, where torch hands images to a library whose operator `vmap` may refuse, all rows are then real.
     Padded rows are normalised with the real rows' statistics and change nothing for them. A client with a single value
     per channel, which torch refuses, cannot be refused among others: it gets the bias, and a running variance of zero
     is averaged in.
     """
+    if mask is None and input.device.type != "cpu" and input.numel() > input.shape[1]:  # one value: torch refuses it
+        mask = input.new_ones(len(input), dtype=torch.bool)
     if mask is None or not training:
         return None
     over = [axis for axis in range(input.dim()) if axis != 1]
