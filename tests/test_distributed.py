@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,10 @@ import torch
 from forked import on_ranks
 from small_federations import classification, digest
 from test_executors import BatchNormed, Dense
+from torch import distributed
 
 import fedloom as fl
-from fedloom import cli
+from fedloom import cli, ranks
 
 
 def trained() -> dict[str, list[object]]:
@@ -53,6 +56,23 @@ def test_the_same_bits_for_one_two_and_four_ranks() -> None:
     for world in (2, 4):
         for found in on_ranks(world, trained):
             assert found == alone
+
+
+def left() -> bool:
+    """Whether nothing keeps the group of a rank that has left it."""
+    for name in [each for each in sys.modules if each.startswith("torch.distributed.nn")]:
+        del sys.modules[name]  # as in a process that has not imported vmap yet
+    together = ranks.current(torch.device("cpu"))
+    together.gather(torch.ones(1))
+    importlib.import_module("torch.distributed.nn.functional")
+    group = weakref.ref(distributed.group.WORLD)
+    ranks._leave()
+    return group() is None
+
+
+def test_a_rank_leaves_nothing_of_its_group_behind() -> None:
+    """Its threads would else be ended after the interpreter, which aborts the process now and then."""
+    assert on_ranks(2, left) == [True, True]
 
 
 EXPERIMENT = """
@@ -95,7 +115,7 @@ main(sys.argv[1:])
 def torchrun(ranks: int, *arguments: str, restarts: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
     command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
 
 

@@ -6,6 +6,7 @@ import atexit
 import json
 import os
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -90,6 +91,8 @@ def current(device: torch.device) -> Ranks:
     from torch.distributed.rendezvous import rendezvous
 
     if not distributed.is_initialized():
+        # its functions take the group of that moment for a default: imported later, by vmap, they would keep this one
+        import_module("torch.distributed.nn.functional")
         store, rank, world = next(rendezvous("env://"))
         # after a restart the store still holds the addresses of those that died
         store = PrefixStore(f"fedloom/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
@@ -106,7 +109,7 @@ def current(device: torch.device) -> Ranks:
 
 
 def _leave() -> None:
-    """At the end of the process, before its threads are torn down: a thread of the group's would abort it."""
+    """Before the interpreter ends: the group's threads end with the group, and later would abort the process."""
     from torch import distributed
 
     if distributed.is_initialized():
