@@ -188,6 +188,19 @@ def test_any_mixture_of_sizes_agrees(start: int) -> None:
     assert_agree(Dense, fl.scaffold(0.1, client_optimizer="momentum"), 2, data=data, cohort=0.8, epochs=2)
 
 
+def test_the_memory_of_a_stack_is_counted_in_its_own_form() -> None:
+    """A stacked batch norm keeps more than torch's: a client of a stack takes more than one of the loop."""
+    pictures = fl.federate(noise(64, 1, 24, 24), torch.zeros(64).long(), split([32, 32]))
+
+    def normed() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 24, 3), nn.BatchNorm2d(24), nn.ReLU(), nn.Flatten(), nn.Linear(24 * 22**2, 4))
+
+    options: dict[str, Any] = {"data": pictures, "cohort": 2, "chunk": 1, "batch_size": 32}
+    loop, stack = (run(normed, fl.fedavg(0.1), executor, 1, **options) for executor in EXECUTORS)
+    one = loop.resolved["memory_mib"] / loop.resolved["workers"]
+    assert stack.resolved["executor"] == "vectorized" and stack.resolved["memory_mib"] > 1.3 * one
+
+
 class ZeroStart(BatchNormed):
     """Its output does not depend on any row at first: what mixes rows cannot be seen in it."""
 

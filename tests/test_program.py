@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fedloom as fl
 from fedloom.algorithm import Algorithm
+from fedloom.errors import OutOfMemory
 from fedloom.executors import crew, program
 from fedloom.executors.program import Programs
 from fedloom.simulation import History
@@ -170,6 +171,42 @@ def test_memory_running_out_at_the_server_halves_the_stack_too(monkeypatch: pyte
     monkeypatch.setattr(Intake, "close", lambda *given: (_ for _ in ()).throw(torch.OutOfMemoryError("no")))
     with pytest.warns(UserWarning), pytest.raises(fl.FedloomError, match="round 0: the servers' part does not fit"):
         both()
+
+
+def test_memory_running_out_at_the_server_halves_what_was_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the chunk that was asked for, of which a cohort of four is a part: nothing would become smaller at first."""
+    from fedloom.algorithm import Intake
+
+    honest, closed = Intake.close, []
+
+    def full(intake: Any, also: Any = None) -> Any:
+        closed.append(None)
+        if len(closed) == 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return honest(intake, also)
+
+    monkeypatch.setattr(Intake, "close", full)
+    with pytest.warns(UserWarning, match="from here on 2 clients train at a time"):
+        run(Dense, fl.fedavg(0.1), chunk=1024)
+    assert len(closed) == 3
+
+
+def test_the_loop_has_nothing_to_halve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that does not fit is told as one; and a server's part, with what could be smaller."""
+    from fedloom.algorithm import Intake
+    from fedloom.executors import loop
+
+    def full(*given: Any) -> Any:
+        raise torch.OutOfMemoryError("no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "train", full)
+        with pytest.raises(OutOfMemory, match="a single client does not fit the device's memory: no; pass a smaller b"):
+            run(Dense, fl.fedavg(0.1), executor="loop")
+    monkeypatch.setattr(Intake, "close", full)
+    with pytest.raises(OutOfMemory, match=r"round 0: the servers' part .*: no; pass a smaller cohort") as told:
+        run(Dense, fl.fedavg(0.1), executor="loop")
+    assert isinstance(told.value.__cause__, torch.OutOfMemoryError)
 
 
 def test_bfloat16_is_for_the_forward_alone() -> None:

@@ -117,6 +117,24 @@ def same(one: Any, other: Any) -> None:
             assert a == b
 
 
+def test_where_memory_is_short_nothing_recorded_is_kept() -> None:
+    def full(*given: Any) -> Any:
+        raise torch.OutOfMemoryError("no")
+
+    algorithm = fl.fedavgm(0.1, 1.0)
+    graphs = ServerGraphs(full)
+    play(algorithm, 3, graphs)
+    assert graphs.refused and not graphs.rooms  # a recording that failed leaves no room behind
+    graphs = ServerGraphs(recorded)
+    before = play(algorithm, 3, graphs)
+    assert graphs.made and graphs.rooms
+    graphs.forget()
+    after = play(algorithm, 3, graphs)
+    assert not graphs.made and not graphs.rooms
+    for (params, _, _), (params_after, _, _) in zip(before, after, strict=True):
+        same(params, params_after)
+
+
 @pytest.mark.parametrize("row", TABLE, ids=[name for name, _ in TABLE])
 def test_the_recorded_step_is_the_ordinary_one(row: Row) -> None:
     name, make = row

@@ -31,6 +31,10 @@ class AllDiverged(Diverged):
         FedloomError.__init__(self, message)
 
 
+class OutOfMemory(FedloomError):
+    """What cannot be made smaller does not fit the device's memory."""
+
+
 class Damaged(FedloomError):
     """A run directory that cannot be read as one: a file of it is broken, or it is somebody else's."""
 

@@ -52,11 +52,12 @@ class ServerGraphs:
         self.seen: set[Any] = set()
         self.recorded: Counter[Algorithm] = Counter()
         self.refused: dict[Algorithm, str] = {}
+        self.over = False
 
     def __call__(
         self, algorithm: Algorithm, rule: Rule, params: Params, state: State, chunk: Cohort, also: Mapping[str, Tensor]
     ) -> Outcome | None:
-        if algorithm in self.refused or rule.ranks.world > 1:
+        if self.over or algorithm in self.refused or rule.ranks.world > 1:
             return None
         given = _Given(algorithm, rule, params, state, chunk, also)
         if any(leaf.device != given.device for leaf in given.tensors):
@@ -77,23 +78,25 @@ class ServerGraphs:
         if self.recorded[given.algorithm] >= _MOST:
             return None
         try:
-            places, numbers = self._room(given)
+            places, numbers = room = self.rooms.get(given.shapes) or _room(given)
             recorded = _Recorded(places, numbers, self.record(given.work(), places, numbers))
         except Exception as error:  # the ordinary way needs less memory, and says what is wrong if anything is
             self.refused[given.algorithm] = f"{type(error).__name__}: {error}"
             return None
         self.recorded[given.algorithm] += 1
-        self.made[given.kind] = recorded
+        self.rooms[given.shapes], self.made[given.kind] = room, recorded
         return recorded
 
-    def _room(self, given: _Given) -> tuple[list[Tensor], Tensor]:
-        """Places of a round's shapes, which algorithms share: a round is written there just before its replay."""
-        if given.shapes not in self.rooms:
-            self.rooms[given.shapes] = (
-                [leaf.clone() for leaf in given.tensors],
-                given.numbers.to(given.device, copy=True),
-            )
-        return self.rooms[given.shapes]
+    def forget(self) -> None:
+        """Memory is short: what was recorded gives its own back, and nothing is recorded any more."""
+        self.made.clear()
+        self.rooms.clear()
+        self.over = True
+
+
+def _room(given: _Given) -> tuple[list[Tensor], Tensor]:
+    """Places of a round's shapes, which algorithms share: a round is written there just before its replay."""
+    return [leaf.clone() for leaf in given.tensors], given.numbers.to(given.device, copy=True)
 
 
 def servers(runs: int) -> list[ServerGraphs]:

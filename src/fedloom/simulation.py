@@ -19,7 +19,7 @@ from fedloom.cadence import Cadence
 from fedloom.callbacks import Callback, begin
 from fedloom.data.federated import FederatedData
 from fedloom.determinism import deterministic as repeatable
-from fedloom.errors import Diverged, FedloomError, choose
+from fedloom.errors import Diverged, FedloomError, OutOfMemory, choose
 from fedloom.executors.auto import Choice, resolve
 from fedloom.executors.job import Job, Part, cut
 from fedloom.faults import Fault
@@ -233,6 +233,7 @@ def _run_all(runs: Sequence[dict[str, Any]], how: _How, target: torch.device) ->
         ExitStack() as entered,
     ):
         job, choice = resolve(job, how.executor, how.chunk, size, first.rounds, how.compiled, ranks)
+        choice.forgets += [shortcut.forget for shortcut in shortcuts if shortcut is not None]
         _check_memory(setups, size, job, choice, target)
         for setup, given, shortcut in zip(setups, runs, shortcuts, strict=True):
             setup = replace(setup, draws=job.draws, callbacks=(shown, *setup.callbacks), ranks=ranks, shortcut=shortcut)
@@ -336,11 +337,13 @@ def _round(live: Sequence[Trial], t: int, job: Job, choice: Choice, trusting: bo
             return
         except torch.OutOfMemoryError as error:
             said = f"round {t}: the servers' part does not fit the device's memory: {error}"
-            left = [trial for trial in left if not (trial.pending and trial.pending[-1].t == t)]
+            cause = error.with_traceback(None)  # which would keep what is to be given back
+        left = [trial for trial in left if not (trial.pending and trial.pending[-1].t == t)]
         # a round that is charged for is not begun twice, nor one that other ranks are in
         final = any(trial.setup.ledger is not None or trial.setup.ranks.world > 1 for trial in left)
-        if final or not choice.halve():
-            raise FedloomError(f"{said}; pass a smaller {'chunk' if final else 'cohort'}, or run fewer at once")
+        if left and (final or not choice.halve()):
+            fewer = "chunk" if final and choice.executor == "vectorized" and choice.chunk > 1 else "cohort"
+            raise OutOfMemory(f"{said}; pass a smaller {fewer}, or run fewer at once") from cause
 
 
 def _together(live: Sequence[Trial], t: int, job: Job, choice: Choice, trusting: bool) -> None:

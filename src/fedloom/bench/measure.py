@@ -25,6 +25,7 @@ import fedloom as fl
 from fedloom import random
 from fedloom.bench.plain import PlainLoop
 from fedloom.bench.workloads import ON_A_CPU, SEED, WORKLOADS, Workload
+from fedloom.errors import OutOfMemory
 
 BUDGET = 90.0
 """Seconds of measured rounds, all workloads together; starting, compiling and warming up come on top."""
@@ -146,7 +147,7 @@ def measure_ours(
                 callbacks=[peak.look_at_children, clock],
                 **workload.settings(),
             )
-        except torch.OutOfMemoryError:
+        except (OutOfMemory, torch.OutOfMemoryError):  # in a round, or where the data are put
             nothing = dict.fromkeys(Timing.__dataclass_fields__)
             return {**asked, "executor": None, "chunk": None, "why": "out of memory", **nothing}, []
     resolved = {key: history.resolved.get(key) for key in ("executor", "chunk", "why", "program", "program_seconds")}

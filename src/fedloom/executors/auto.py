@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from textwrap import shorten
@@ -55,6 +55,7 @@ class Choice:
     workers: int = 1
     memory: int = 0  # bytes that training is expected to take, beside the data
     notes: dict[str, Any] = field(default_factory=dict)
+    forgets: list[Callable[[], None]] = field(default_factory=list)  # what else gives memory back where it is short
     _made: Executor | None = None
 
     def run(self, job: Job, stacks: Iterable[Sequence[Part]]) -> Iterator[Trained]:
@@ -63,10 +64,10 @@ class Choice:
 
     def halve(self) -> bool:
         """Half as many clients at a time from here on, and what is kept for more is dropped; False where it is one."""
-        most = min(self.chunk, self._made.most) if isinstance(self._made, Vectorized) else 1
-        if isinstance(self._made, Vectorized) and most > 1:
-            self._made.halve(int(most))
-        return most > 1
+        if not isinstance(self._made, Vectorized) or self._made.largest < 2:
+            return False
+        self._made.halve(self._made.largest)
+        return True
 
     def _make(self) -> Executor:
         if self.executor == "loop":
@@ -74,7 +75,8 @@ class Choice:
         if self.program == "none":
             return Vectorized(eager, self._halved)
         programs = self._programs()
-        return Vectorized(programs, self._halved, programs.forget, self.workers)
+        self.forgets.append(programs.forget)
+        return Vectorized(programs, self._halved, self.workers)
 
     def _programs(self) -> Programs:
         def made(program: Program) -> None:
@@ -88,6 +90,8 @@ class Choice:
         return Programs(self.program == "compiled", made, failed, self.workers)
 
     def _halved(self, most: int) -> None:
+        for forget in self.forgets:
+            forget()
         if "chunk" not in self.notes:
             warnings.warn(
                 f"out of memory: from here on {most} clients train at a time; this run cannot be repeated to the bit",
@@ -110,20 +114,20 @@ def resolve(
         raise choose("executor", executor, CHOICES)
     if chunk is not None and chunk < 1:
         raise FedloomError(f"chunk: expected at least 1 client, got {chunk}")
-    draws, job = _draws(job), dataclasses.replace(job, chunk=chunk or _chunk(job, cohort, ranks))
+    asked = _form(job, lowered=executor != "loop")
+    draws, job = _draws(job), dataclasses.replace(job, chunk=chunk or _chunk(asked, cohort, ranks))
     job = dataclasses.replace(job, draws=draws, workers=_workers(job, cohort, draws, ranks))
-    each = client_bytes(job)
 
     def looped(why: str) -> tuple[Job, Choice]:
-        return job, Choice("loop", job.chunk, why, workers=job.workers, memory=each * job.workers)
+        return job, Choice("loop", job.chunk, why, workers=job.workers, memory=client_bytes(job) * job.workers)
 
     if executor == "loop":
         return looped("asked for")
     suits, reason = (True, "asked for") if executor == "vectorized" else _rule(job, cohort)
     if not suits:  # before a stack is tried, which takes a second or two
         return looped(reason)
-    functional = dataclasses.replace(job.functional, lowered=True)
-    stacked = dataclasses.replace(job, functional=functional)
+    stacked = _form(job, lowered=True)
+    functional = stacked.functional
     if not draws:
         stacked = dataclasses.replace(stacked, rows_independent=_rows_independent(stacked), two_rows=_two_rows(job))
     uncounted = ""
@@ -137,7 +141,7 @@ def resolve(
         if executor == "vectorized":
             warnings.warn(f"executor='vectorized': {why}; running the loop", stacklevel=3)
         return looped(why)
-    memory = each * min(job.chunk, cohort)
+    memory = client_bytes(stacked) * min(job.chunk, cohort)
     program = _program(stacked, memory, rounds, compiled)
     workers = _crew(job, cohort, ranks) if program == "captured" else 1  # a compiled step has threads of its own
     return stacked, Choice("vectorized", job.chunk, reason + uncounted, program, workers, memory)
@@ -225,10 +229,21 @@ def client_bytes(job: Job) -> int:
     What two rows keep is counted, and taken for as many times more as there are rows in a batch.
     """
     params = job.functional.params
-    kept = 0
     rows = job.batching.batch_size or int(job.data.sizes.max())
     index = _sample(job, 2)
-    leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
+    kept = _kept(_form(job, lowered=False), index)
+    if job.functional.lowered:  # a stacked batch norm keeps more than torch's, a stacked LSTM less
+        kept = max(kept, _kept(job, index))
+    state = tree.map_state(lambda leaf: leaf, job.algorithm.client.init(params))
+    extra = sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor))
+    batch = kept * rows // max(1, len(index))
+    return max(1, 5 * _param_bytes(job) + extra + 2 * batch)  # what a batch keeps, and its gradient
+
+
+def _kept(job: Job, index: Tensor) -> int:
+    """Bytes that the forward of these rows keeps for the backward, beside the parameters."""
+    kept = 0
+    leaves = {name: leaf.detach().requires_grad_() for name, leaf in job.functional.params.items()}
     own = {leaf.data_ptr() for leaf in leaves.values()}
 
     def count(leaf: Tensor) -> Tensor:
@@ -239,13 +254,15 @@ def client_bytes(job: Job) -> int:
     model = dataclasses.replace(job, functional=dataclasses.replace(job.functional, params=leaves))
     try:
         with random.generator_kept(), torch.autograd.graph.saved_tensors_hooks(count, lambda leaf: leaf):
-            _losses(model, take(job.data.x, index), index)
+            _losses(model, take(job.data.x, index), index, mask=torch.ones_like(index, dtype=torch.bool))
     except (RuntimeError, ValueError, IndexError, TypeError):
         pass  # whatever is wrong is reported where the model is tried in earnest
-    state = tree.map_state(lambda leaf: leaf, job.algorithm.client.init(params))
-    extra = sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor))
-    batch = kept * rows // max(1, len(index))
-    return max(1, 5 * _param_bytes(job) + extra + 2 * batch)  # what a batch keeps, and its gradient
+    return kept
+
+
+def _form(job: Job, lowered: bool) -> Job:
+    """With the modules' stacked forms, or their own."""
+    return dataclasses.replace(job, functional=dataclasses.replace(job.functional, lowered=lowered))
 
 
 def _sample(job: Job, rows: int) -> Tensor:

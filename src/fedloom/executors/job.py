@@ -17,7 +17,7 @@ from fedloom import local, tree
 from fedloom.algorithm import Algorithm
 from fedloom.batches import NO_PLAN, Batching, Plan, joined, plan
 from fedloom.data.federated import FederatedData
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, OutOfMemory
 from fedloom.functional import Functional
 from fedloom.local import Carry
 from fedloom.memory import Extra, Memory, RowStore, Trace
@@ -313,6 +313,13 @@ def _divide_rows(sums: Params, counts: Tensor) -> Params:
 
 ONE_VALUE = "more than 1 value per channel"
 """What torch says of batch norm over a single value."""
+
+
+def no_room(error: torch.OutOfMemoryError) -> OutOfMemory:
+    """Clients that train one at a time cannot be fewer."""
+    return OutOfMemory(
+        f"a single client does not fit the device's memory: {error}; pass a smaller batch_size or a smaller model"
+    )
 
 
 def one_value(error: ValueError, client: int, round: int) -> FedloomError:

@@ -24,7 +24,7 @@ from fedloom import local, random, tree
 from fedloom.batches import plan
 from fedloom.data.federated import take
 from fedloom.executors.crew import keep_freed_memory
-from fedloom.executors.job import Job, Part, Stack, Trained, info, one_value, train
+from fedloom.executors.job import Job, Part, Stack, Trained, info, no_room, one_value, train
 from fedloom.executors.layout import Layout, layout
 from fedloom.functional import plain_gradient
 from fedloom.local import Carry
@@ -41,12 +41,15 @@ def loop(job: Job, stacks: Iterable[Sequence[Part]]) -> Iterator[Trained]:
     keep_freed_memory()
     runner = _OneByOne(layout(job))
     pieces = (piece for stack in stacks for part in stack for piece in _pieces(job, part))
-    # torch has one generator for all threads, and autocasting for each
-    if job.workers == 1 or job.draws or torch.is_autocast_enabled("cpu"):
-        for piece in pieces:
-            yield from train(job, [piece], runner.run, job.algorithm.client.forgets)
-    else:
-        yield from _side_by_side(job, pieces, runner)
+    try:
+        # torch has one generator for all threads, and autocasting for each
+        if job.workers == 1 or job.draws or torch.is_autocast_enabled("cpu"):
+            for piece in pieces:
+                yield from train(job, [piece], runner.run, job.algorithm.client.forgets)
+        else:
+            yield from _side_by_side(job, pieces, runner)
+    except torch.OutOfMemoryError as error:
+        raise no_room(error) from error
 
 
 def _pieces(job: Job, part: Part) -> Iterator[Part]:

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from fedloom import tree
 from fedloom.data.federated import Features, take
-from fedloom.errors import FedloomError
 from fedloom.executors.crew import keep_freed_memory, operations_on
-from fedloom.executors.job import Job, Part, Runner, Stack, Trained, info, one_value, train
+from fedloom.executors.job import Job, Part, Runner, Stack, Trained, info, no_room, one_value, train
 from fedloom.executors.narrowing import narrowing, of_members, put_back
 from fedloom.functional import stackable_gradient
 from fedloom.local import Carry
@@ -33,18 +32,13 @@ Step = Callable[..., Carry]
 class Vectorized:
     """Trains each stack at once; `run` takes it through its steps.
 
-    What does not fit the memory is halved: `halved` is told, and `forget` drops what was kept for larger stacks.
+    What does not fit the memory is halved: `halved` is told, and drops what was kept for larger stacks.
     """
 
-    def __init__(
-        self,
-        run: Runner,
-        halved: Callable[[int], None],
-        forget: Callable[[], None] = lambda: None,
-        workers: int = 1,
-    ) -> None:
-        self.run, self.halved, self.forget, self.workers = narrowing(run), halved, forget, workers
+    def __init__(self, run: Runner, halved: Callable[[int], None], workers: int = 1) -> None:
+        self.run, self.halved, self.workers = narrowing(run), halved, workers
         self.most: float = math.inf  # clients at a time, once the memory has been exceeded
+        self.largest = 0  # stack so far, of no more than that
 
     def __call__(self, job: Job, stacks: Iterable[Sequence[Part]]) -> Iterator[Trained]:
         keep_freed_memory()
@@ -61,8 +55,9 @@ class Vectorized:
                 trained = list(train(job, parts, self.run))
             except torch.OutOfMemoryError as error:
                 if count == 1:
-                    raise FedloomError(f"a single client does not fit the device's memory: {error}") from error
+                    raise no_room(error) from error
             else:
+                self.largest = max(self.largest, count)
                 yield from trained
                 return
             self.halve(count)
@@ -72,10 +67,10 @@ class Vectorized:
     def halve(self, count: int) -> None:
         """`count` clients at a time were too many."""
         self.most = half = -(-count // 2)
-        self.forget()
+        self.largest = min(self.largest, half)
+        self.halved(half)
         gc.collect()  # what a half-made program held may be part of a cycle
         torch.cuda.empty_cache()
-        self.halved(half)
 
 
 def _halves(parts: list[Part], first: int) -> tuple[list[Part], list[Part]]:
