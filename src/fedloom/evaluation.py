@@ -55,23 +55,22 @@ def evaluate(
     functional: Functional, params: Params, buffers: Params, x: Features, y: Features, metrics: Mapping[str, Metric]
 ) -> dict[str, float]:
     """Each metric over all examples."""
-    found = per_example(functional, params, buffers, x, y, metrics)
+    return over_all(per_example(functional, params, buffers, x, y, metrics))
+
+
+def over_all(found: Parts) -> dict[str, float]:
+    """Each metric over the examples that were looked at."""
     return {name: float(above.sum() / below.sum()) for name, (above, below) in found.items()}
 
 
-def evaluate_clients(
-    functional: Functional, params: Params, buffers: Params, data: FederatedData, metrics: Mapping[str, Metric]
-) -> dict[str, Tensor]:
-    """Each metric on each client's own test rows; NaN for a client that has none."""
-    assert data.test is not None and data.client_test is not None
-    index, offsets = data.client_test
-    found = per_example(functional, params, buffers, *data.test, metrics, rows=index)
+def by_client(found: Parts, index: Tensor, offsets: Tensor) -> dict[str, Tensor]:
+    """Each metric on each client's own rows, which `index` names client after client; NaN for one that has none."""
     owner = torch.repeat_interleave(torch.arange(len(offsets) - 1, device=index.device), offsets.diff())
 
-    def by_client(values: Tensor) -> Tensor:
-        return values.new_zeros(len(offsets) - 1).index_add(0, owner, values)
+    def each(values: Tensor) -> Tensor:
+        return values.new_zeros(len(offsets) - 1).index_add(0, owner, values[index])
 
-    return {name: by_client(above) / by_client(below) for name, (above, below) in found.items()}
+    return {name: each(above) / each(below) for name, (above, below) in found.items()}
 
 
 def percentiles(values: Tensor) -> dict[str, float]:
@@ -99,9 +98,11 @@ def evaluate_on(
     """`test_accuracy`, `trainset_accuracy`, `client_accuracy/p5` and the like, as far as there is data for them."""
     found: dict[str, float] = {}
     model = functional, params, buffers
-    if "test" in places and data.test is not None:
-        test = evaluate(*model, *data.test, metrics)
-        found |= named("test", test)
+    tested: Parts | None = None  # the clients' test rows are among all
+    if data.test is not None and {"test", "clients"} & set(places):
+        tested = per_example(*model, *data.test, metrics)
+    if "test" in places and tested is not None:
+        found |= named("test", over_all(tested))
     if "train" in places:
         train = evaluate(*model, _at_rest(data, data.x), data.y, metrics)
         found |= named("train", train)
@@ -112,9 +113,9 @@ def evaluate_on(
         kept = evaluate(*model, _at_rest(data, x), y, metrics)
         found |= named("validation", kept)
     if "clients" in places:
-        if data.test is None or data.client_test is None:
+        if tested is None or data.client_test is None:
             raise FedloomError("evaluate_on 'clients': expected per-client test rows, got none: pass client_test")
-        for name, values in evaluate_clients(*model, data, metrics).items():
+        for name, values in by_client(tested, *data.client_test).items():
             found |= named("clients", {f"{name}/{cut}": value for cut, value in percentiles(values).items()})
     return found
 

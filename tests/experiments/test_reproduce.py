@@ -565,6 +565,47 @@ def test_runs_that_were_tested_more_are_taken_without_the_other_tests(tmp_path: 
 
 
 @pytest.mark.usefixtures("blank_pictures")
+def test_a_run_that_went_on_is_taken_up_to_the_target(tmp_path: Path) -> None:
+    whole = PLAIN.replace("target = 0.3\n", "").replace('kind = "rounds_to"', 'kind = "best"')
+    stopping = PLAIN.replace('kind = "final"\nlast = 1', 'kind = "rounds_to"').replace("target = 0.3", "target = 0.5")
+    options = ["experiment.rounds=5", "experiment.eval_every=1"]
+    went_on, stopped = read_study(whole, options), read_study(stopping, options)
+    ran(went_on, tmp_path / "went_on")
+    ran(stopped, tmp_path / "stopped")
+    assert adoption.adopt(runs(went_on), tmp_path / "back", [tmp_path / "stopped"]) == 0
+    assert adoption.adopt(runs(stopped), tmp_path / "taken", [tmp_path / "went_on"]) == len(runs(stopped))
+    assert untimed(stopped, tmp_path / "taken") == untimed(stopped, tmp_path / "stopped")
+    lengths = {len(stacks.outcome(run, tmp_path / "taken").rounds) for run in runs(stopped)}
+    assert min(lengths) < 5 == max(lengths)  # some arrive, some never
+
+
+@pytest.mark.usefixtures("blank_pictures")
+@pytest.mark.parametrize(
+    ("had", "wanted", "enough"),
+    [
+        (["straggling=2.0"], [], True),
+        (["straggling=2.0", "dropout=0.3"], ["dropout=0.3"], True),
+        (["straggling=2.0"], ["straggling=3.0"], False),
+        ([], ["straggling=2.0"], False),
+        (["straggling=2.0"], ["straggling=2.0", "deadline=9.0"], False),
+        (["straggling=2.0", "deadline=9.0"], ["straggling=2.0"], False),
+    ],
+)
+def test_a_clock_that_nobody_waited_for_is_left_out(
+    tmp_path: Path, had: list[str], wanted: list[str], enough: bool
+) -> None:
+    timed, asked = (
+        read_study(PLAIN, ["experiment.seeds=[0]", *(f"experiment.system.{each}" for each in given)])
+        for given in (had, wanted)
+    )
+    ran(timed, tmp_path / "timed")
+    assert adoption.adopt(runs(asked), tmp_path / "taken", [tmp_path / "timed"]) == enough * len(runs(asked))
+    if enough:
+        ran(asked, tmp_path / "made")
+        assert untimed(asked, tmp_path / "taken") == untimed(asked, tmp_path / "made")
+
+
+@pytest.mark.usefixtures("blank_pictures")
 def test_a_copy_that_a_kill_left_is_no_run_and_costs_none(tmp_path: Path) -> None:
     study = read_study(CURVES, ["experiment.seeds=[0]"])
     out, (run, *_) = tmp_path / "out", runs(study)

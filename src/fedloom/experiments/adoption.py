@@ -1,7 +1,8 @@
 """Runs of other studies that come to the same numbers: taken, not made again.
 
-Testing a model does not change its training. A run that was tested more often, or on more, is therefore as good as one
-with the tests that are wanted: it is copied without the others.
+Looking at a run does not change its training. One that was tested more often, or on more, that went on where the wanted
+one stops at its target, or whose clients had a clock that nobody waited for, is therefore as good as one that was
+looked at as is wanted: it is copied without the rest. `alignment` is another thing: with it, rows are added otherwise.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from fedloom.rundir import CHECKPOINTS, CONFIG, METRICS, SUMMARY, write_json, wr
 NOT_THE_NUMBERS = {"name", "title", "executor", "chunk", "device", "threads", "compile", "deterministic"}
 """Settings that another machine may have otherwise: a run made there is not made again."""
 
-_TESTS = {"eval_every", "evaluate_on"}
+_LOOKS = {"eval_every", "evaluate_on", "target", "straggling"}
+"""Settings that say what is recorded of a run, and when that is enough; `straggling` where no cohort goes by it."""
 
 Found = dict[str, list[tuple[dict[str, Any], Path]]]
 
@@ -37,14 +39,14 @@ def adopt(runs: Iterable[StudyRun], out: Path, others: Iterable[Path]) -> int:
     for run in runs:
         wanted, folder = run.experiment.to_mapping(), out / run.slug
         able = [(had, source) for had, source in there.get(_training(wanted), []) if _covers(had, wanted)]
-        able.sort(key=lambda each: _tests(each[0]) != _tests(wanted))  # one that was tested just so is copied as it is
+        able.sort(key=lambda each: _looks(each[0]) != _looks(wanted))  # one that is just so is copied as it is
         if not able or able[0][1].resolve() == folder.resolve():
             continue
         had, source = able[0]
         aside = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(aside, ignore_errors=True)  # left by a kill
         shutil.copytree(source, aside)
-        if _tests(had) != _tests(wanted):
+        if _looks(had) != _looks(wanted):
             _reduce(aside, run.experiment)
         shutil.rmtree(folder, ignore_errors=True)  # begun and not finished
         take_over(out, source)
@@ -75,35 +77,59 @@ def complete(config: Path) -> dict[str, Any]:
 
 def _training(settings: Mapping[str, Any]) -> str:
     """Equal for runs whose training is the same."""
-    kept = {name: value for name, value in settings.items() if name not in NOT_THE_NUMBERS | _TESTS}
+    kept = {name: value for name, value in settings.items() if name not in NOT_THE_NUMBERS | _LOOKS}
+    if "straggling" in _looks(settings):
+        kept["system"] = {name: value for name, value in settings["system"].items() if name != "straggling"}
     return json.dumps(kept, sort_keys=True)
 
 
-def _tests(settings: Mapping[str, Any]) -> tuple[int | None, list[str]]:
-    return settings.get("eval_every"), settings.get("evaluate_on", [])
+def _looks(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """How a run is looked at: what is not given is None."""
+    looks = {name: settings.get(name) for name in _LOOKS - {"straggling"}}
+    system = settings.get("system", {})
+    if system.get("deadline") is None and system.get("over_selection", 1.0) == 1.0:
+        looks["straggling"] = system.get("straggling")
+    return looks
 
 
 def _covers(had: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether all tests that are wanted were made. A run that stops at a target stops by its tests: they must agree."""
-    (often, places), (rarely, asked) = _tests(had), _tests(wanted)
-    if often is None or rarely is None or wanted.get("target") is not None:
-        return (often, places) == (rarely, asked)
-    return rarely % often == 0 and set(asked) <= set(places)
+    """Whether all that is wanted was recorded. A run that stopped at a target did so by its tests: they must agree."""
+    has, wants = _looks(had), _looks(wanted)
+    if wants.get("straggling") not in (None, has.get("straggling")):
+        return False
+    often, rarely = has["eval_every"], wants["eval_every"]
+    if often is None or rarely is None or has["target"] is not None:
+        return all(has[name] == wants[name] for name in ("eval_every", "evaluate_on", "target"))
+    return rarely % often == 0 and set(wants["evaluate_on"]) <= set(has["evaluate_on"])
 
 
 def _reduce(folder: Path, experiment: Experiment) -> None:
-    """Leave out of a run's folder what the experiment would not have tested; its states are another run's."""
-    assert experiment.eval_every is not None
-    records = read_records(folder / METRICS, notes=True)
-    for record in records:
-        tested = (record["round"] + 1) % experiment.eval_every == 0 or record["round"] + 1 == experiment.rounds
-        places = experiment.evaluate_on if tested else ()
-        unwanted = tuple(prefix for place, prefix in PREFIXES.items() if place not in places)
-        for name in [name for name in record if name.startswith(unwanted)]:
-            del record[name]
-    write_whole(folder / METRICS, "".join(f"{json.dumps(record)}\n" for record in records))
+    """Leave out of a run's folder what the experiment would not have recorded; its states are another run's."""
+    wanted, every = experiment.to_mapping(), experiment.eval_every
+    untimed = ["simulated_seconds"] if _looks(wanted).get("straggling", 0.0) is None else []
+    records: list[dict[str, Any]] = []
     summary = read_json(folder / SUMMARY)
-    write_json(folder / SUMMARY, summary | {"final": records[-1] if records else {}})
-    asked = {name: value for name, value in experiment.to_mapping().items() if name in _TESTS}
-    write_whole(folder / CONFIG, tomli_w.dumps(read_toml(folder / CONFIG) | asked))
+    for record in read_records(folder / METRICS, notes=True):
+        round = record["round"] + 1
+        tested = every is None or round % every == 0 or round == experiment.rounds
+        places = experiment.evaluate_on if tested else ()
+        untested = [prefix for place, prefix in PREFIXES.items() if place not in places]
+        for name in [name for name in record if name.startswith((*untested, *untimed))]:
+            del record[name]
+        records.append(record)
+        if arrived(experiment, record):
+            summary.pop("diverged", None)  # which came later
+            break
+    write_whole(folder / METRICS, "".join(f"{json.dumps(record)}\n" for record in records))
+    left = {"final": records[-1], "rounds": len(records)} if records else {"final": {}}
+    write_json(folder / SUMMARY, summary | left)
+    rest = {name: value for name, value in read_toml(folder / CONFIG).items() if name not in {*_LOOKS, "system"}}
+    asked = {name: value for name, value in wanted.items() if name in {*_LOOKS, "system"}}
+    write_whole(folder / CONFIG, tomli_w.dumps(rest | asked))
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+
+
+def arrived(experiment: Experiment, record: Mapping[str, Any]) -> bool:
+    """Whether a run ends with this round, at its target."""
+    target, accuracy = experiment.target, record.get("test_accuracy")
+    return target is not None and accuracy is not None and accuracy >= target
