@@ -112,6 +112,26 @@ def test_a_batch_norm_of_pictures_is_stacked() -> None:
     assert distance(alone, stacked) <= 1e-3
 
 
+def bottlenecks() -> nn.Module:
+    """The beginnings of ResNet-56's first two stages."""
+    model = fl.models.ResNet56()
+    model.blocks = nn.Sequential(model.blocks[0], model.blocks[6])
+    model.linear = nn.Linear(128, 10)
+    return model
+
+
+@pytest.mark.filterwarnings("default")  # torch's own, in its compiler
+def test_batch_norms_of_several_sizes_are_compiled() -> None:
+    data = fl.federate(noise(12 * 64, 3, 32, 32).float(), torch.arange(12 * 64) % 10, split([64] * 12))
+    how: dict[str, Any] = {"rounds": 2, "cohort": 12, "batch_size": 64, "precision": "highest", "device": "cuda"}
+    alone, stacked = (
+        fl.simulate(fl.Task(bottlenecks), data, fl.fedavg(0.01), executor=executor, compile=True, **how)
+        for executor in ("loop", "auto")
+    )
+    assert stacked.resolved["program"] == "compiled"
+    assert distance(alone, stacked) <= 1e-3
+
+
 @pytest.mark.filterwarnings("default")  # torch's own, in its compiler
 def test_pictures_are_cropped_and_an_accumulator_estimated_there_too() -> None:
     y = torch.arange(40) % 4

@@ -294,15 +294,28 @@ def _compiled(traced: torch.fx.GraphModule, given: list[Tensor]) -> Callable[...
     augmentation draw from are made of those: such a step is left as traced. So is one in which a place is given
     another's old value, which Inductor was seen to read after it had been written.
     """
-    from torch._inductor.compile_fx import compile_fx
-
     hashes = given[0].device.type == "cpu" and any(_hashes(node) for node in traced.graph.nodes)
     if hashes or hands_on(traced):
         return traced
     with warnings.catch_warnings():
         # how Inductor splits a sum is its own affair, and none of the user's
         warnings.filterwarnings("ignore", r"\s*Online softmax is disabled", UserWarning)
-        compiled: Any = compile_fx(subtract_products(traced), given)
+        return _inductors(subtract_products(traced), given)
+
+
+def _inductors(traced: torch.fx.GraphModule, given: list[Tensor]) -> Callable[..., Any]:
+    """Compiled, a second time if need be: torch 2.11 to 2.13 fuse sums in both directions of a tensor ("mix order"),
+    and stop where several that were split have different sizes, as the gradients of ResNet-56's batch norms."""
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.exc import InductorError
+
+    try:
+        compiled: Any = compile_fx(traced, given)
+    except InductorError:
+        if not getattr(config.triton, "mix_order_reduction", False):
+            raise
+        compiled = compile_fx(traced, given, config_patches={"triton.mix_order_reduction": False})
     call: Callable[..., Any] = compiled
     return call
 
