@@ -580,6 +580,47 @@ def test_a_run_that_went_on_is_taken_up_to_the_target(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("blank_pictures")
+def test_a_run_is_taken_up_to_the_rounds_that_are_wanted_whether_or_not_it_is_finished(tmp_path: Path) -> None:
+    def study(rounds: int) -> Study:
+        return read_study(PLAIN, [f"experiment.rounds={rounds}", "experiment.eval_every=2", "experiment.seeds=[0]"])
+
+    def taken(rounds: int, target: str) -> int:
+        return adoption.adopt(runs(study(rounds)), tmp_path / target, [tmp_path / "long"])
+
+    ran(study(6), tmp_path / "long")
+    ran(study(4), tmp_path / "short")
+    assert taken(8, "longer") == 0 and taken(5, "untested") == 0
+    assert taken(4, "finished") == len(runs(study(4)))
+    for run in runs(study(6)):
+        folder = tmp_path / "long" / run.slug
+        (folder / "summary.json").unlink()
+        whole = (folder / METRICS).read_text()
+        (folder / METRICS).write_text(whole[: whole.index('{"round": 5') + 20])  # killed while it wrote
+    assert taken(6, "whole") == 0
+    assert taken(4, "begun") == len(runs(study(4)))
+    for target in ("finished", "begun"):
+        assert untimed(study(4), tmp_path / target) == untimed(study(4), tmp_path / "short")
+        assert all(stacks.finished(run.experiment, tmp_path / target / run.slug) for run in runs(study(4)))
+    for run in runs(study(6)):
+        (tmp_path / "long" / run.slug / METRICS).write_text("no record\n")
+    assert taken(4, "damaged") == 0
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_a_private_run_is_taken_whole(tmp_path: Path) -> None:
+    """What its privacy cost is told of all its rounds."""
+    private = 'clip = 1.0, weighting = "uniform", privacy = { noise_multiplier = 1.0, delta = 1e-3 } }'
+    text = PLAIN.replace("client_lr = 0.5 }", f"client_lr = 0.5, {private}").replace('"fedadp"', '"fedavgm"')
+    same, fewer = (
+        read_study(text, [f"experiment.rounds={rounds}", "experiment.eval_every=1", 'experiment.sampler="poisson"'])
+        for rounds in (3, 2)
+    )
+    ran(same, tmp_path / "had")
+    assert adoption.adopt(runs(fewer), tmp_path / "fewer", [tmp_path / "had"]) == 0
+    assert adoption.adopt(runs(same), tmp_path / "same", [tmp_path / "had"]) == len(runs(same))
+
+
+@pytest.mark.usefixtures("blank_pictures")
 @pytest.mark.parametrize(
     ("had", "wanted", "enough"),
     [

@@ -160,7 +160,7 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(help="Where to write; runs/ID-SCALE unless given.")] = None,
     reuse: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FOLDER", help="Take runs with the same settings from there, or tested more."),
+        typer.Option(metavar="FOLDER", help="Take runs with the same training from there."),
     ] = None,
     so_far: Annotated[
         bool, typer.Option("--so-far", help="Run nothing: tell what one that is not finished has come to.")

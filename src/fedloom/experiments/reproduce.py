@@ -51,7 +51,7 @@ def reproduce(
     """Run what is not finished of the study under `out`, print it beside the paper's numbers; returns results.json.
 
     `file` is where the study was read from: published numbers may stand beside it. `reuse`: folders of other studies,
-    whose finished runs are taken where the training is the same. `so_far`: run nothing, tell what is there.
+    whose runs are taken where the training is the same. `so_far`: run nothing, tell what is there.
     """
     console = Console(quiet=True) if quiet else console or Console()
     numbers = published(study, file)  # its mistakes are told before hours of training
