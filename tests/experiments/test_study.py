@@ -195,6 +195,11 @@ def test_a_stand_in_at_a_scale_or_in_a_cell_is_not_compared() -> None:
     study = read_study(edited(("[[measures]]", where)))
     assert study.compared and not study.at("smoke").compares({"method": "FedAvg", "clients": "6"})
     assert [study.compares({"method": name, "clients": "6"}) for name in ("FedAvg", "FedAdp")] == [True, False]
+    assert study.standing_in is None and study.stand_ins == "FedAdp: half of it"
+    both = read_study(edited(("[[measures]]", where), ('title = "A', 'stand_in = "digits"\ntitle = "A')))
+    assert both.stand_ins == "digits; FedAdp: half of it"
+    asked = read_study(edited(("[[measures]]", where)), asked=["method=FedAvg"])
+    assert asked.stand_ins is None  # none of its cells
 
 
 def test_an_axis_with_one_value_kept_is_fixed() -> None:

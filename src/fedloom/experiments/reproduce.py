@@ -27,7 +27,7 @@ from fedloom.experiments.results import Key, Result, kept, key, results
 from fedloom.experiments.runner import rounds_bar
 from fedloom.experiments.study import Study, StudyRun, cells, runs
 from fedloom.experiments.study_report import beside_published, claims_report, command, head, report
-from fedloom.experiments.study_sections import FULL, Chosen, picked
+from fedloom.experiments.study_sections import FULL
 from fedloom.rundir import CONFIG, SUMMARY, write_json, write_whole
 
 if TYPE_CHECKING:
@@ -113,19 +113,12 @@ def _introduce(study: Study, wanted: Sequence[StudyRun], console: Console) -> No
         rounds = sum(run.experiment.rounds for run in wanted)
         count = len({key(run.cell) for run in wanted})
         say(f"{len(wanted):,} runs in {count:,} cells, at most {rounds:,} rounds in all")
-    if study.standing_in is not None:
-        say(f"stand-in, not the paper's own: {study.standing_in}")
-    for where in study.where if study.standing_in is None else ():
-        if where.stand_in is not None and any(picked(run.cell, where.cell) for run in wanted):
-            say(f"stand-in, not the paper's own, for {_chosen_words(where.cell)}: {where.stand_in}")
+    if study.stand_ins is not None:
+        say(f"stand-in, not the paper's own: {study.stand_ins}")
     for note in study.notes:
         say(f"note: {note}")
     for each in conflicts(study.conflicts):
         say(f"{each.id}: {shorten(each.reading, 120)} (in doubt: {shorten(each.conflict, 150)})")
-
-
-def _chosen_words(chosen: Chosen) -> str:
-    return ", ".join(want if isinstance(want, str) else _any(want) for want in chosen.values())
 
 
 def _any(names: Sequence[str]) -> str:

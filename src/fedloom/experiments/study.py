@@ -44,7 +44,7 @@ import copy
 import csv
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -179,11 +179,26 @@ class Study(Section):
         told = [self.stand_in, scale.stand_in if scale else None]
         return "; ".join(words for words in told if words) or None
 
+    @property
+    def stand_ins(self) -> str | None:
+        """What is not the paper's own, in all cells or in some of those that are run."""
+        there = list(cells(self)) if any(where.stand_in for where in self.places) else []
+        told = [
+            f"{', '.join(map(_or, where.cell.values()))}: {where.stand_in}"
+            for where in self.places
+            if where.stand_in and any(picked(cell, where.cell) for cell in there)
+        ]
+        return "; ".join([*([self.standing_in] if self.standing_in else []), *told]) or None
+
     def compares(self, cell: Cell) -> bool:
         """Whether this cell can be held against what was published."""
+        return self.compared and not any(where.stand_in and picked(cell, where.cell) for where in self.places)
+
+    @property
+    def places(self) -> list[Where]:
+        """What depends on the cell, at this scale."""
         scale = self.scales.get(self.scale)
-        places = [*self.where, *(scale.where if scale else [])]
-        return self.compared and not any(where.stand_in and picked(cell, where.cell) for where in places)
+        return [*self.where, *(scale.where if scale else [])]
 
     def to_toml(self) -> str:
         """The complete file: reading it gives an equal study."""
@@ -285,7 +300,7 @@ def cells(study: Study) -> Iterator[Cell]:
     """Every combination of the axes' values that there is at the study's scale, searched axes included."""
     scale = study.scales.get(study.scale)
     kept = [study.only, study.asked, *([scale.only] if scale else [])]
-    skipped = [where.cell for where in [*study.where, *(scale.where if scale else [])] if where.skip]
+    skipped = [where.cell for where in study.places if where.skip]
     names = [axis.name for axis in study.axes]
     choices = [
         [value for value in study.values(name) if all(value in each.get(name, [value]) for each in kept)]
@@ -365,6 +380,10 @@ def ends_at_target(study: Study) -> bool:
         measure.kind == "rounds_to" and measure.metric == "test_accuracy" and measure.target is None
         for measure in study.measures
     )
+
+
+def _or(names: str | Sequence[str]) -> str:
+    return names if isinstance(names, str) else " or ".join(names)
 
 
 def _put(table: dict[str, Any], path: str, value: Any, where: str) -> None:

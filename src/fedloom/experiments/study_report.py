@@ -77,7 +77,7 @@ def head(study: Study, device: str, line: str) -> dict[str, Any]:
         "scale": study.scale,
         "only": study.asked,
         "compared": study.compared,
-        "stand_in": study.standing_in,
+        "stand_in": study.stand_ins,
         "conflicts": study.conflicts,
     }
 
