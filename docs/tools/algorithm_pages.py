@@ -131,6 +131,8 @@ def _results(name: str) -> list[str]:
         done.add(result["id"])
         own = {**result, "measured": measured}
         lines += [f"[{result['title']}](../results.md#{result['folder']}) ({result['paper']}):", ""]
+        if result.get("stand_in"):
+            lines += [f"A stand-in, not the paper's own: {result['stand_in']}.", ""]
         lines += [*summarise._table(own), "", f"    {result['command']}", ""]
         if (ROOT / "results" / result["folder"] / "figure.png").exists():
             lines += [f"![{result['title']}](../../results/{result['folder']}/figure.png)", ""]

@@ -16,7 +16,7 @@ from matplotlib.text import Text
 
 from fedloom.data.federated import FederatedData, federate
 from fedloom.report import plots
-from fedloom.report.plots import learning_curves_and_mix
+from fedloom.report.plots import learning_curves_and_mix, logarithmic
 
 
 def run(values: list[float | None], metric: str = "test_accuracy") -> list[dict[str, Any]]:
@@ -129,3 +129,13 @@ def test_many_classes_and_no_classes(tmp_path: Path, drawn: list[Figure]) -> Non
     assert plots._label_counts(floats).tolist() == [[1], [2]]
     assert drawn[1].axes[0].get_title(loc="left") == "Test loss"
     assert "a  1" in [text.get_text() for text in drawn[1].axes[0].texts]
+
+
+@pytest.mark.parametrize(("low", "high", "there"), [(60, 65, {"61", "65"}), (0.014, 0.6, {"0.02", "0.1", "0.6"})])
+def test_a_logarithmic_axis_has_numbers_as_they_are_read(low: float, high: float, there: set[str]) -> None:
+    axes = Figure().add_subplot()
+    axes.plot([0, 1], [low, high])
+    logarithmic(axes)
+    axes.figure.draw_without_rendering()
+    labels = {label.get_text() for label in axes.get_yticklabels(which="both")}
+    assert there <= labels and not any("times" in label for label in labels)

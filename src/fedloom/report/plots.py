@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation, MaxNLocator
 from torch import Tensor
 
 from fedloom.data.federated import FederatedData
@@ -97,6 +97,21 @@ def _curves(axes: Axes, results: Mapping[str, Sequence[Rounds]]) -> None:
         axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]), top=min(1.0, axes.get_ylim()[1]))
         axes.yaxis.set_major_formatter(percent())
     _name_ends(axes, ends)
+
+
+class Plain(LogFormatterSciNotation):
+    """Labels of a logarithmic axis as numbers are read: 65 and 0.02, and powers of ten only far from one."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        label: str = super().__call__(x, pos)  # empty where there is no room for it
+        return f"{x:g}" if label and 1e-4 <= x < 1e5 else label
+
+
+def logarithmic(axes: Axes) -> None:
+    """A y axis on a log scale; both kinds of ticks say so when they have labels."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(Plain())
+    axes.yaxis.set_minor_formatter(Plain(labelOnlyBase=False, minor_thresholds=(1.5, 0.5)))
 
 
 def percent() -> FuncFormatter:

@@ -23,7 +23,7 @@ from fedloom.experiments.results import Key, Result, key, without
 from fedloom.experiments.study import Study
 from fedloom.experiments.study_sections import MEASURE, Cell, FigureSection, Measure
 from fedloom.report.palette import FAINT, INK
-from fedloom.report.plots import STYLE, Floats, percent, write_png
+from fedloom.report.plots import STYLE, Floats, logarithmic, percent, write_png
 from fedloom.report.study_legend import Look, add_legend, handle, nth_look, published_handle
 
 SMALL: dict[Any, Any] = {**STYLE, "font.size": 11, "axes.titlesize": 12, "axes.titlepad": 8}
@@ -192,7 +192,7 @@ def _draw_curves(
     if x == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     if wanted.logarithmic:
-        axes.set_yscale("log")
+        logarithmic(axes)
     elif metric.endswith("accuracy"):
         axes.yaxis.set_major_formatter(percent())
 
@@ -273,7 +273,7 @@ def _draw_measure(
     elif min(places) == 0 < max(places) and max(places) / (least := min(place for place in places if place)) >= 50:
         axes.set_xscale("symlog", linthresh=least)  # a zero among powers of ten
     if wanted.logarithmic:
-        axes.set_yscale("log")
+        logarithmic(axes)
     axes.set_xlabel(x)
 
 
