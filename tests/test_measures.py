@@ -111,6 +111,15 @@ def test_each_client_on_its_own_test_rows() -> None:
     accuracies = [float(right[part].mean()) for part in rows if part]
     assert history.rounds[0]["client_accuracy/mean"] == pytest.approx(sum(accuracies) / 2)
     assert history.rounds[0]["client_accuracy/p50"] == pytest.approx(float(np.percentile(accuracies, 50)))
+    asked: list[int] = []
+
+    def accuracy(output: Tensor, target: Tensor) -> Tensor:
+        asked.append(len(target))
+        return fl.accuracy(output, target)
+
+    task = fl.Task(linear().model, metrics={"accuracy": accuracy})
+    fl.simulate(task, data, fl.fedavg(0.1), 1, 2, evaluate_on=("test", "clients"), dtype=torch.float64, batch_size=5)
+    assert asked.count(len(y)) == 1  # the clients' rows are among all, which are gone through once
     with pytest.raises(fl.FedloomError, match="per-client test rows"):
         fl.simulate(linear(), plain, fl.fedavg(0.1), 1, 2, evaluate_on=("clients",), dtype=torch.float64)
     with pytest.raises(fl.FedloomError, match="did you mean 'clients'"):

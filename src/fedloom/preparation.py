@@ -42,8 +42,7 @@ class Place:
             if data is before:
                 return after
             if data.x is before.x and data.y is before.y and data.test is before.test:
-                rest = replace(data, x=after.x, y=after.y, test=after.test)
-                return replace(rest, indices=data.indices.to(self.device), offsets=data.offsets.to(self.device))
+                return replace(data, x=after.x, y=after.y, test=after.test).to(self.device, self.dtype)
         self.moved.append((data, data.to(self.device, self.dtype)))
         return self.moved[-1][1]
 

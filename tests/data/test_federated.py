@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from fedloom.data import partition
 from fedloom.data.federated import FederatedData, count, federate, take
 from fedloom.errors import FedloomError
+from fedloom.preparation import Place
 
 
 def small(**changes: Any) -> FederatedData:
@@ -195,6 +196,15 @@ def test_to_moves_everything_and_casts_only_floats() -> None:
     assert moved.x.dtype == moved.y["weight"].dtype == moved.test[0].dtype == torch.float64  # type: ignore[union-attr]
     assert moved.y["label"].dtype == moved.indices.dtype == torch.int64
     assert data.to("cpu").x is data.x
+
+
+def test_another_partition_of_the_same_rows_is_moved_without_them() -> None:
+    first = small(client_test=[[0], [], [2, 1]])
+    second = replace(first, indices=first.indices.flip(0))
+    place = Place(torch.device("meta"), None)
+    one, two = place.put(first), place.put(second)
+    assert two.client_test is not None and two.x is one.x
+    assert all(part.device.type == "meta" for part in (two.indices, two.offsets, *two.client_test))
 
 
 def test_fingerprint_sees_every_part() -> None:

@@ -575,8 +575,14 @@ def test_a_run_that_went_on_is_taken_up_to_the_target(tmp_path: Path) -> None:
     assert adoption.adopt(runs(went_on), tmp_path / "back", [tmp_path / "stopped"]) == 0
     assert adoption.adopt(runs(stopped), tmp_path / "taken", [tmp_path / "went_on"]) == len(runs(stopped))
     assert untimed(stopped, tmp_path / "taken") == untimed(stopped, tmp_path / "stopped")
-    lengths = {len(stacks.outcome(run, tmp_path / "taken").rounds) for run in runs(stopped)}
-    assert min(lengths) < 5 == max(lengths)  # some arrive, some never
+    lengths = {run.slug: len(stacks.outcome(run, tmp_path / "taken").rounds) for run in runs(stopped)}
+    assert min(lengths.values()) < 5 == max(lengths.values())  # some arrive, some never
+    for run in runs(went_on):  # killed before its end: those that had arrived are taken
+        (tmp_path / "went_on" / run.slug / "summary.json").unlink()
+        metrics = tmp_path / "went_on" / run.slug / METRICS
+        metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
+    arrived = sum(length < 5 for length in lengths.values())
+    assert adoption.adopt(runs(stopped), tmp_path / "begun", [tmp_path / "went_on"]) == arrived
 
 
 @pytest.mark.usefixtures("blank_pictures")
@@ -607,17 +613,47 @@ def test_a_run_is_taken_up_to_the_rounds_that_are_wanted_whether_or_not_it_is_fi
 
 
 @pytest.mark.usefixtures("blank_pictures")
+def test_a_finished_run_that_lost_rounds_is_not_taken_for_a_shorter_one(tmp_path: Path) -> None:
+    long, short = (read_study(PLAIN, [f"experiment.rounds={n}", "experiment.eval_every=1"]) for n in (4, 3))
+    ran(long, tmp_path / "long")
+    metrics = tmp_path / "long" / runs(long)[0].slug / METRICS
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:2]))
+    with pytest.raises(Damaged, match=r"metrics.jsonl: expected the 4 rounds of its summary.json, got 2"):
+        adoption.adopt(runs(short), tmp_path / "short", [tmp_path / "long"])
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_what_is_no_run_of_a_study_is_passed_over_and_states_stay_where_they_are(tmp_path: Path) -> None:
+    study = read_study(PLAIN, ["experiment.seeds=[0]"])
+    ran(study, tmp_path / "there")
+    scripts = tmp_path / "there" / "a-script"
+    scripts.mkdir()
+    (scripts / "config.toml").write_text("rounds = 3\nalgorithms = 4\n")
+    (scripts / METRICS).write_text("")
+    state = tmp_path / "there" / runs(study)[0].slug / "checkpoints" / "round-000001"
+    state.mkdir(parents=True)
+    assert adoption.adopt(runs(study), tmp_path / "taken", [tmp_path / "there"]) == len(runs(study))
+    assert state.exists() and not (tmp_path / "taken" / runs(study)[0].slug / "checkpoints").exists()
+
+
+@pytest.mark.usefixtures("blank_pictures")
 def test_a_private_run_is_taken_whole(tmp_path: Path) -> None:
-    """What its privacy cost is told of all its rounds."""
+    """What its privacy cost is told of all its rounds, and of no others."""
     private = 'clip = 1.0, weighting = "uniform", privacy = { noise_multiplier = 1.0, delta = 1e-3 } }'
     text = PLAIN.replace("client_lr = 0.5 }", f"client_lr = 0.5, {private}").replace('"fedadp"', '"fedavgm"')
     same, fewer = (
         read_study(text, [f"experiment.rounds={rounds}", "experiment.eval_every=1", 'experiment.sampler="poisson"'])
         for rounds in (3, 2)
     )
+    stopping = text.replace('kind = "final"\nlast = 1', 'kind = "rounds_to"')
+    early = read_study(stopping, ["experiment.eval_every=1", 'experiment.sampler="poisson"', "experiment.target=0.05"])
     ran(same, tmp_path / "had")
-    assert adoption.adopt(runs(fewer), tmp_path / "fewer", [tmp_path / "had"]) == 0
+    for other in (fewer, early):
+        assert adoption.adopt(runs(other), tmp_path / "other", [tmp_path / "had"]) == 0
     assert adoption.adopt(runs(same), tmp_path / "same", [tmp_path / "had"]) == len(runs(same))
+    for run in runs(same):
+        (tmp_path / "had" / run.slug / "summary.json").unlink()
+    assert adoption.adopt(runs(same), tmp_path / "begun", [tmp_path / "had"]) == 0
 
 
 @pytest.mark.usefixtures("blank_pictures")

@@ -313,7 +313,7 @@ def _inductors(traced: torch.fx.GraphModule, given: list[Tensor]) -> Callable[..
     try:
         compiled: Any = compile_fx(traced, given)
     except InductorError:
-        if not getattr(config.triton, "mix_order_reduction", False):
+        if not (given[0].is_cuda and getattr(config.triton, "mix_order_reduction", False)):
             raise
         compiled = compile_fx(traced, given, config_patches={"triton.mix_order_reduction": False})
     call: Callable[..., Any] = compiled

@@ -101,9 +101,14 @@ class SystemSection(Section):
     over_selection: Annotated[float, Field(ge=1), Expected("a number of at least 1")] = 1.0
     deadline: Positive | None = None
 
+    @property
+    def waits(self) -> bool:
+        """Whether who is late has no part in the round."""
+        return self.deadline is not None or self.over_selection > 1
+
     @model_validator(mode="after")
     def _has_a_clock(self) -> Self:
-        if self.straggling is None and (self.deadline is not None or self.over_selection > 1):
+        if self.straggling is None and self.waits:
             raise mistake("a number of at least 0, for deadline and over_selection to go by", "straggling")
         return self
 
@@ -253,6 +258,11 @@ class Experiment(Section):
         return self.model_copy(
             update={"algorithms": [algorithm.model_copy(update={"label": label})], "seeds": [seed]}, deep=True
         )
+
+    def arrived(self, record: Mapping[str, Any]) -> bool:
+        """Whether a run ends with this round, at its target."""
+        accuracy = record.get("test_accuracy")
+        return self.target is not None and accuracy is not None and accuracy >= self.target
 
     def to_mapping(self) -> dict[str, Any]:
         """Every key that has a value, defaults included, as TOML would hold them."""

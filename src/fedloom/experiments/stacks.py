@@ -15,7 +15,7 @@ from fedloom.differences import difference
 from fedloom.documents import left_behind, read_records
 from fedloom.errors import Changed, Damaged, Diverged, FedloomError
 from fedloom.experiments import build
-from fedloom.experiments.adoption import NOT_THE_NUMBERS, arrived, complete
+from fedloom.experiments.adoption import NOT_THE_NUMBERS, complete
 from fedloom.experiments.measures import Outcome
 from fedloom.experiments.runner import threads
 from fedloom.experiments.schema import Experiment
@@ -165,7 +165,7 @@ def _simulate(
 def _callback(run: StudyRun, watch: Callable[[StudyRun, Mapping[str, Any]], None]) -> Callable[[dict[str, Any]], bool]:
     def each(record: dict[str, Any]) -> bool:
         watch(run, record)
-        return arrived(run.experiment, record)
+        return run.experiment.arrived(record)
 
     return each
 
@@ -226,7 +226,7 @@ def so_far(runs: Iterable[StudyRun], out: Path) -> tuple[list[tuple[StudyRun, Ou
             found.append((run, outcome(run, out)))
         elif records := read_records(folder / METRICS):
             tested = [record["round"] + 1 for record in records if record.get("test_loss") is not None]
-            if not arrived(run.experiment, records[-1]):  # else it is over, and waits for those it is stacked with
+            if not run.experiment.arrived(records[-1]):  # else it is over, and waits for those it is stacked with
                 reached.append(max(tested, default=0))
             found.append((run, Outcome(records, run.target, None, run.experiment.device or "cpu")))
     if not found:
