@@ -114,7 +114,7 @@ def _not_timed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """Rounds are timed for an estimate where it is looked at, which takes as long as these studies."""
     looked_at = (test_a_study_is_run_printed_and_left_behind, test_the_estimate_is_of_the_rounds_that_are_left)
     if request.function not in looked_at:
-        monkeypatch.setattr(reproduce, "estimate", lambda *pile: 1.0)
+        monkeypatch.setattr(reproduce, "estimate", lambda missing, *_: {run.slug: 1.0 for run in missing})
 
 
 def ran(study: Study, out: Path, file: Path | None = None, **options: Any) -> tuple[dict[str, Any], str]:
@@ -350,6 +350,16 @@ def test_the_estimate_is_of_the_rounds_that_are_left(
     assert all(round >= 1 for round in kept)
     left = sum(3 - round for round in kept) + 3 * len(untouched)
     assert f"estimated time on this machine: {reproduce.duration(100.0 * left)} (" in said
+
+
+def test_what_is_to_go_is_what_it_was_expected_to_take(file: Path) -> None:
+    """A long kind of run comes last: by its rounds it would be as long as the others."""
+    file.write_text(PLAIN.replace("values = [1, 2]", "values = [1, 2, 50]"))
+    study = read_study(file)
+    first, second, third = pile = stacks.stacks(runs(study))
+    expected = {run.slug: seconds for stack, seconds in zip(pile, (1.0, 3.0, 100.0), strict=True) for run in stack}
+    assert [reproduce._ahead(stack, pile, expected) for stack in (first, second, third)] == [103.0, 25.0, 0.0]
+    assert reproduce._ahead(first, pile, dict.fromkeys(expected, 0.0)) == 0.0  # too short to be timed
 
 
 def test_a_run_that_is_over_has_no_rounds_left(file: Path, tmp_path: Path) -> None:

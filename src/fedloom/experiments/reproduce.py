@@ -202,9 +202,11 @@ def _run(
     try:
         with rounds_bar(console, total) as bar:
             task = bar.task_ids[0]
+            expected: dict[str, float] = {}
             if not console.quiet:
                 bar.update(task, description="timing a few rounds")
-                guess = duration(estimate(missing, left, data_folder))
+                expected = estimate(missing, left, data_folder)
+                guess = duration(sum(expected.values()))
                 _say(console)(f"estimated time on this machine: {guess} (from a few rounds of each kind of run)")
 
             def watch(run: StudyRun, record: Mapping[str, Any]) -> None:
@@ -229,7 +231,7 @@ def _run(
                 now = time.perf_counter()
                 if not console.is_terminal and 0 < through < total and now - told > max(SOON, 0.02 * (now - began)):
                     told = now
-                    to_go = (now - began) / through * (total - through)
+                    to_go = (now - began) * _ahead(stack, pile, expected)
                     words = f"{done:,} of {len(wanted):,} runs after {duration(now - began)}, {duration(to_go)} to go"
                     _say(console)(words)
     except KeyboardInterrupt:
@@ -239,8 +241,8 @@ def _run(
         ) from None
 
 
-def estimate(missing: Sequence[StudyRun], left: Mapping[str, int], data_folder: Path | None) -> float:
-    """Seconds for the runs' rounds that are `left`: a few of each kind of run are timed, times all of that kind.
+def estimate(missing: Sequence[StudyRun], left: Mapping[str, int], data_folder: Path | None) -> dict[str, float]:
+    """Seconds for the rounds that are `left` of each run: a few of each kind of run are timed.
 
     It takes runs one by one, which a stack is faster than, and all their rounds, where a run may end early.
     """
@@ -251,10 +253,18 @@ def estimate(missing: Sequence[StudyRun], left: Mapping[str, int], data_folder: 
     for run in missing:
         if left[run.slug]:
             kinds.setdefault(_kind(run), []).append(run)
-    total, shelf = 0.0, Shelf()
+    expected, shelf = dict.fromkeys(left, 0.0), Shelf()
     for same in sorted(kinds.values(), key=lambda same: same[0].experiment.data.name):
-        total += sum(left[run.slug] for run in same) * seconds_per_round(same[0], shelf, data_folder)
-    return total
+        seconds = seconds_per_round(same[0], shelf, data_folder)
+        expected |= {run.slug: left[run.slug] * seconds for run in same}
+    return expected
+
+
+def _ahead(last: Sequence[StudyRun], pile: Sequence[Sequence[StudyRun]], expected: Mapping[str, float]) -> float:
+    """What is to be done after that stack, over what is done with it, by the time that runs were expected to take."""
+    at = next(place for place, stack in enumerate(pile) if stack is last) + 1
+    behind, ahead = (sum(expected[run.slug] for stack in part for run in stack) for part in (pile[:at], pile[at:]))
+    return ahead / behind if behind else 0.0
 
 
 def _kind(run: StudyRun) -> str:
