@@ -436,3 +436,27 @@ print(history.resolved["executor"], *sorted({"torch._dynamo", "sympy"} & set(sys
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["vectorized"]
+
+
+@pytest.mark.parametrize(("width", "clients", "expected"), [(4, 3, (1, 1)), (100, 300, (2, 1)), (30_000, 3, (2, 2))])
+def test_operations_have_as_many_threads_as_what_they_work_on_is_worth(
+    width: int, clients: int, expected: tuple[int, int]
+) -> None:
+    """In training a stack, and aside a model: of half a MiB each. Whoever shares an operation waits for the others."""
+    seen: dict[bool, int] = {}
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        seen[torch.is_grad_enabled()] = torch.get_num_threads()
+        return fl.cross_entropy(output, target)
+
+    test = torch.zeros(2, width), torch.zeros(2).long()
+    data = fl.federate(torch.zeros(clients, width), torch.zeros(clients).long(), split([1] * clients), test=test)
+    task = fl.Task(lambda: nn.Linear(width, 10), loss)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        fl.simulate(task, data, fl.fedavg(0.1), 1, clients, executor="vectorized", chunk=clients)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert (seen[True], seen[False]) == expected

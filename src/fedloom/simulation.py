@@ -21,6 +21,7 @@ from fedloom.data.federated import FederatedData
 from fedloom.determinism import deterministic as repeatable
 from fedloom.errors import Diverged, FedloomError, OutOfMemory, choose
 from fedloom.executors.auto import Choice, resolve
+from fedloom.executors.crew import operations_on
 from fedloom.executors.job import Job, Part, cut
 from fedloom.faults import Fault
 from fedloom.history import History
@@ -246,7 +247,8 @@ def _run_all(runs: Sequence[dict[str, Any]], how: _How, target: torch.device) ->
                 entered.enter_context(enter(Path(given["run_dir"]), resume=resume, finished=resume and len(runs) > 1))
             trials.append(_trial(setup, history, given, resume, how.allow, len(runs) > 1))
             begin(setup.callbacks, history.resolved)
-        with random.generator_kept(job.draws):
+        aside = operations_on(choice.threads.aside) if choice.threads else nullcontext()
+        with random.generator_kept(job.draws), aside:
             _drive(trials, job, choice, cadence)
         for trial in trials:
             trial.history.resolved |= choice.notes

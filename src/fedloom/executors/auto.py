@@ -16,7 +16,7 @@ from fedloom import random, tree
 from fedloom.data.federated import take
 from fedloom.errors import FedloomError, choose
 from fedloom.executors import tried
-from fedloom.executors.crew import members
+from fedloom.executors.crew import members, worth
 from fedloom.executors.job import LANES, Executor, Job, Part, Trained
 from fedloom.executors.loop import loop
 from fedloom.executors.program import Program, Programs
@@ -38,6 +38,18 @@ _PAYS, _TRACED = 5_000, 100
 a step of a stack that takes n GiB counts n times."""
 
 
+@dataclass(frozen=True)
+class Threads:
+    """Of operations on a CPU: as many as what they work on is worth, since all wait for each after each of them.
+
+    `crew` are those that the members of a crew divide among them.
+    """
+
+    crew: int
+    training: int
+    aside: int  # in the server's part, and where the model is tested
+
+
 @dataclass
 class Choice:
     """What was resolved, and why, in one sentence; what happens to it in the run is added to `notes`."""
@@ -47,6 +59,7 @@ class Choice:
     why: str
     program: str = "none"  # "captured", "compiled": a stack's step as one program
     workers: int = 1
+    threads: Threads | None = None  # as torch has them where it is not said
     memory: int = 0  # bytes that training is expected to take, beside the data
     notes: dict[str, Any] = field(default_factory=dict)
     forgets: list[Callable[[], None]] = field(default_factory=list)  # what else gives memory back where it is short
@@ -67,10 +80,10 @@ class Choice:
         if self.executor == "loop":
             return loop
         if self.program == "none":
-            return Vectorized(eager, self._halved)
+            return Vectorized(eager, self._halved, None if self.threads is None else self.threads.training)
         programs = self._programs()
         self.forgets.append(programs.forget)
-        return Vectorized(programs, self._halved, self.workers)
+        return Vectorized(programs, self._halved, None if self.threads is None else self.threads.training)
 
     def _programs(self) -> Programs:
         def made(program: Program) -> None:
@@ -81,7 +94,9 @@ class Choice:
             self.notes["program"] = f"none: {reason}"
             warnings.warn(f"a step could not become a program ({reason}); it runs operation by operation", stacklevel=2)
 
-        return Programs(self.program == "compiled", made, failed, self.workers)
+        return Programs(
+            self.program == "compiled", made, failed, self.workers, None if self.threads is None else self.threads.crew
+        )
 
     def _halved(self, most: int) -> None:
         for forget in self.forgets:
@@ -140,7 +155,8 @@ def resolve(
     memory = client_bytes(stacked) * min(job.chunk, cohort)
     program = _program(stacked, memory, rounds, compiled)
     workers = _crew(job, cohort, ranks) if program == "captured" else 1  # a compiled step has threads of its own
-    return stacked, Choice("vectorized", job.chunk, reason + uncounted, program, workers, memory)
+    threads = None if program == "compiled" or _on_gpu(job) or ranks.launched else _threads(job, cohort, workers)
+    return stacked, Choice("vectorized", job.chunk, reason + uncounted, program, workers, threads, memory)
 
 
 def _program(job: Job, memory: int, rounds: int, compiled: bool | None) -> str:
@@ -186,6 +202,13 @@ def _crew(job: Job, cohort: int, ranks: Ranks) -> int:
     if _on_gpu(job) or ranks.launched:
         return 1
     return members(min(job.chunk, cohort), _param_bytes(job), torch.get_num_threads())
+
+
+def _threads(job: Job, cohort: int, workers: int) -> Threads:
+    """Where a crew trains, what is done beside it has as many as a member: more would wait for its cores."""
+    most, size = torch.get_num_threads(), _param_bytes(job)
+    stack = worth(min(job.chunk, cohort) * size, most)
+    return Threads(most, max(1, most // workers) if workers > 1 else stack, worth(size, most))
 
 
 def _rule(job: Job, cohort: int) -> tuple[bool, str]:

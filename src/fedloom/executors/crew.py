@@ -19,13 +19,22 @@ SHARE = 2**19
 """Bytes of parameters that are worth a thread: with fewer, the others would have finished before it has begun."""
 
 
+def worth(size: int, most: int) -> int:
+    """How many threads operations on so many bytes of parameters are worth, of those there are.
+
+    >>> worth(2**15, 2), worth(2**20, 2), worth(2**22, 2)
+    (1, 2, 2)
+    """
+    return max(1, min(most, size // SHARE))
+
+
 def members(clients: int, size: int, most: int) -> int:
     """How many, at most, share a stack of that many clients with that many bytes of parameters each.
 
     >>> members(100, 2**15, 2), members(10, 2**15, 2), members(1, 2**22, 2)
     (2, 1, 1)
     """
-    return max(1, min(most, clients, clients * size // SHARE))
+    return min(clients, worth(clients * size, most))
 
 
 def shares(count: int, members: int) -> list[slice]:

@@ -179,12 +179,13 @@ class Programs:
         told: Callable[[Program], None] = lambda program: None,
         failed: Callable[[str], None] = lambda reason: None,
         workers: int = 1,
+        threads: int | None = None,
     ) -> None:
         self.compiled, self.told, self.failed = compiled, told, failed
         self.made: dict[tuple[Step, Shape], Program] = {}
         self.given_up = False
         self.room: tuple[int, int] | None = None  # most steps, most rows of any client
-        self.workers, self.threads, self.crews = workers, torch.get_num_threads(), dict[int, Crew]()
+        self.workers, self.threads, self.crews = workers, threads or torch.get_num_threads(), dict[int, Crew]()
         self.pool: Any = None  # of a GPU's memory: what a step needs for itself is free again when another one begins
 
     def __call__(self, job: Job, stack: Stack, step: Step) -> Carry:

@@ -35,16 +35,14 @@ class Vectorized:
     What does not fit the memory is halved: `halved` is told, and drops what was kept for larger stacks.
     """
 
-    def __init__(self, run: Runner, halved: Callable[[int], None], workers: int = 1) -> None:
-        self.run, self.halved, self.workers = narrowing(run), halved, workers
+    def __init__(self, run: Runner, halved: Callable[[int], None], threads: int | None = None) -> None:
+        self.run, self.halved, self.threads = narrowing(run), halved, threads
         self.most: float = math.inf  # clients at a time, once the memory has been exceeded
         self.largest = 0  # stack so far, of no more than that
 
     def __call__(self, job: Job, stacks: Iterable[Sequence[Part]]) -> Iterator[Trained]:
         keep_freed_memory()
-        # where a crew trains, what is done beside it has as many threads as a member: teams would wait for its cores
-        threads = max(1, torch.get_num_threads() // self.workers)
-        with operations_on(threads) if self.workers > 1 else nullcontext():
+        with operations_on(self.threads) if self.threads is not None else nullcontext():
             for parts in stacks:
                 yield from self._train(job, list(parts))
 
