@@ -247,8 +247,7 @@ def _run_all(runs: Sequence[dict[str, Any]], how: _How, target: torch.device) ->
                 entered.enter_context(enter(Path(given["run_dir"]), resume=resume, finished=resume and len(runs) > 1))
             trials.append(_trial(setup, history, given, resume, how.allow, len(runs) > 1))
             begin(setup.callbacks, history.resolved)
-        aside = operations_on(choice.threads.aside) if choice.threads else nullcontext()
-        with random.generator_kept(job.draws), aside:
+        with random.generator_kept(job.draws), operations_on(choice.threads.aside):
             _drive(trials, job, choice, cadence)
         for trial in trials:
             trial.history.resolved |= choice.notes

@@ -40,14 +40,14 @@ a step of a stack that takes n GiB counts n times."""
 
 @dataclass(frozen=True)
 class Threads:
-    """Of operations on a CPU: as many as what they work on is worth, since all wait for each after each of them.
+    """Of operations on a CPU: as many as what they work on is worth, since all wait for each other after each of them.
 
-    `crew` are those that the members of a crew divide among them.
+    Where it is not said they have as many as torch.
     """
 
-    crew: int
-    training: int
-    aside: int  # in the server's part, and where the model is tested
+    crew: int | None = None  # which its members divide
+    training: int | None = None
+    aside: int | None = None  # in the server's part, and where the model is tested
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Choice:
     why: str
     program: str = "none"  # "captured", "compiled": a stack's step as one program
     workers: int = 1
-    threads: Threads | None = None  # as torch has them where it is not said
+    threads: Threads = Threads()
     memory: int = 0  # bytes that training is expected to take, beside the data
     notes: dict[str, Any] = field(default_factory=dict)
     forgets: list[Callable[[], None]] = field(default_factory=list)  # what else gives memory back where it is short
@@ -80,10 +80,10 @@ class Choice:
         if self.executor == "loop":
             return loop
         if self.program == "none":
-            return Vectorized(eager, self._halved, None if self.threads is None else self.threads.training)
+            return Vectorized(eager, self._halved, self.threads.training)
         programs = self._programs()
         self.forgets.append(programs.forget)
-        return Vectorized(programs, self._halved, None if self.threads is None else self.threads.training)
+        return Vectorized(programs, self._halved, self.threads.training)
 
     def _programs(self) -> Programs:
         def made(program: Program) -> None:
@@ -94,9 +94,7 @@ class Choice:
             self.notes["program"] = f"none: {reason}"
             warnings.warn(f"a step could not become a program ({reason}); it runs operation by operation", stacklevel=2)
 
-        return Programs(
-            self.program == "compiled", made, failed, self.workers, None if self.threads is None else self.threads.crew
-        )
+        return Programs(self.program == "compiled", made, failed, self.workers, self.threads.crew)
 
     def _halved(self, most: int) -> None:
         for forget in self.forgets:
@@ -155,7 +153,7 @@ def resolve(
     memory = client_bytes(stacked) * min(job.chunk, cohort)
     program = _program(stacked, memory, rounds, compiled)
     workers = _crew(job, cohort, ranks) if program == "captured" else 1  # a compiled step has threads of its own
-    threads = None if program == "compiled" or _on_gpu(job) or ranks.launched else _threads(job, cohort, workers)
+    threads = _threads(job, cohort, workers) if program != "compiled" and not ranks.launched else Threads()
     return stacked, Choice("vectorized", job.chunk, reason + uncounted, program, workers, threads, memory)
 
 
@@ -206,6 +204,8 @@ def _crew(job: Job, cohort: int, ranks: Ranks) -> int:
 
 def _threads(job: Job, cohort: int, workers: int) -> Threads:
     """Where a crew trains, what is done beside it has as many as a member: more would wait for its cores."""
+    if _on_gpu(job):
+        return Threads()
     most, size = torch.get_num_threads(), _param_bytes(job)
     stack = worth(min(job.chunk, cohort) * size, most)
     return Threads(most, max(1, most // workers) if workers > 1 else stack, worth(size, most))

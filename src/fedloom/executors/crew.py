@@ -47,14 +47,16 @@ def shares(count: int, members: int) -> list[slice]:
 
 
 @contextmanager
-def operations_on(threads: int) -> Iterator[None]:
-    """Operations have so many threads in here."""
+def operations_on(threads: int | None) -> Iterator[None]:
+    """Operations have so many threads in here; as many as before where it is not said."""
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    if threads is not None:
+        torch.set_num_threads(threads)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        if threads is not None:
+            torch.set_num_threads(before)
 
 
 class Crew:

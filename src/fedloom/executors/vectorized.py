@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +41,7 @@ class Vectorized:
 
     def __call__(self, job: Job, stacks: Iterable[Sequence[Part]]) -> Iterator[Trained]:
         keep_freed_memory()
-        with operations_on(self.threads) if self.threads is not None else nullcontext():
+        with operations_on(self.threads):
             for parts in stacks:
                 yield from self._train(job, list(parts))
 
