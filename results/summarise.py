@@ -45,7 +45,8 @@ def _overview(found: list[dict[str, Any]]) -> str:
 
 def _part(result: dict[str, Any]) -> str:
     """The scale, and what was asked for of it."""
-    return ", ".join([result["scale"], *(" or ".join(names) for names in result.get("only", {}).values())])
+    asked = [" or ".join(names) for names in result.get("only", {}).values()]
+    return ", ".join([result["scale"], *asked, *(["stand-in"] if result.get("stand_in") else [])])
 
 
 def _section(result: dict[str, Any]) -> str:
