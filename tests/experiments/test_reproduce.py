@@ -362,6 +362,16 @@ def test_what_is_to_go_is_what_it_was_expected_to_take(file: Path) -> None:
     assert reproduce._ahead(first, pile, dict.fromkeys(expected, 0.0)) == 0.0  # too short to be timed
 
 
+@pytest.mark.usefixtures("blank_pictures")
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_study_of_several_stacks_says_how_far_it_is_unless_it_is_quiet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: bool
+) -> None:
+    monkeypatch.setattr(reproduce, "SOON", 0.0)
+    _, said = ran(read_study(PLAIN, ["experiment.seeds=[0]"]), tmp_path / "out", quiet=quiet)
+    assert ("to go" in said) is not quiet
+
+
 def test_a_run_that_is_over_has_no_rounds_left(file: Path, tmp_path: Path) -> None:
     experiment, folder = runs(read_study(file))[0].experiment, tmp_path / "run"
     assert stacks.rounds_left(experiment, folder) == 3

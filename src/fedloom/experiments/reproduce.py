@@ -202,7 +202,7 @@ def _run(
     try:
         with rounds_bar(console, total) as bar:
             task = bar.task_ids[0]
-            expected: dict[str, float] = {}
+            expected: Mapping[str, float] = left  # as if all rounds took as long
             if not console.quiet:
                 bar.update(task, description="timing a few rounds")
                 expected = estimate(missing, left, data_folder)
