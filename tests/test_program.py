@@ -217,6 +217,16 @@ def test_bfloat16_is_for_the_forward_alone() -> None:
         run(Dense, fl.fedavg(0.1), precision="half")
 
 
+@pytest.mark.parametrize("executor", ["loop", "vectorized"])
+def test_batch_norm_in_bfloat16(executor: str) -> None:
+    """torch norms bfloat16 by parameters and statistics in float32 alone."""
+    how: dict[str, Any] = {"executor": executor, "dtype": torch.float32}
+    exact, half = (run(BatchNormed, fl.fedavg(0.1), precision=p, **how) for p in ("highest", "bfloat16"))
+    assert half.resolved["executor"] == executor
+    assert all(leaf.dtype == torch.float32 for leaf in [*half.params.values(), half.buffers["norm.running_var"]])
+    assert 1e-6 < distance(exact, half) < 1e-2
+
+
 def test_updates_in_place_leave_the_bits_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     momentum = fl.fedavg(0.1, client_optimizer="momentum")
     cases = [(Dense, fl.fedavg(0.1)), (plain, momentum), (plain, fl.fedprox(0.1, mu=0.5)), (plain, fl.scaffold(0.1))]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._functorch import eager_transforms
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedloom import random, tree
 from fedloom.data.federated import Features, count
@@ -112,8 +113,13 @@ class Functional:
             return functional_call(self.module, leaves, (), dict(x))
         return functional_call(self.module, leaves, x if isinstance(x, tuple) else (x,))
 
-    def _cast(self, values: Any) -> Any:
-        return values if self.compute is None else cast(values, self.compute)
+    def _computed(self, params: Params) -> Params:
+        """The parameters as the forward computes with them; batch norm's stay as its statistics are."""
+        if self.compute is None:
+            return params
+        norms = [name for name, layer in self.module.named_modules() if isinstance(layer, _BatchNorm)]
+        whole = {self.names.get(key, key) for name in norms for key in (f"{name}.weight", f"{name}.bias")}
+        return {name: leaf if name in whole else cast(leaf, self.compute) for name, leaf in params.items()}
 
     def objective(
         self, params: Params, buffers: Params, x: Features, y: Features, mask: Tensor | None, key: Tensor
@@ -127,7 +133,7 @@ class Functional:
         buffers = tree.map(torch.clone, buffers)
         forms = stacked(mask) if self.lowered else nullcontext()
         with SeededDropout(key), forms:
-            output = self.output(self._cast(params), buffers, self._cast(x))
+            output = self.output(self._computed(params), buffers, x if self.compute is None else cast(x, self.compute))
         with forms:
             losses = self.loss(output if self.compute is None else cast(output, floating_dtype(params)), y)
         rows = count(y)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom import random
-from fedloom.lowering import convolution_kernels, lstm_kernels, weight_gradient_kernels
+from fedloom.lowering import convolution_kernels, lstm_kernels, norm_kernels, weight_gradient_kernels
 from fedloom.lowering.triton_parts import Tiles
 
 CONVOLUTIONS = [  # channels, outputs, image, taps, stride, padding, dilation
@@ -110,6 +110,38 @@ def pooled() -> Found:
         yield f"unpooled {name}", difference(cells, torch.stack([each.grad for each in exact]))
 
 
+def norms() -> Found:
+    """Padded images count for nothing; channels that fill no tile, or two; rows that are split among programs."""
+    for clients, images, channels, *image in [(2, 3, 5, 7, 6), (3, 4, 70, 5, 5), (1, 40, 16, 20, 20)]:
+        g, residual, x = (k + draw(clients, images + k, channels, *image)[:, k:] for k in range(3))
+        sizes = torch.tensor([images, images - 1, 1])[:clients]
+        mask = torch.arange(images) < sizes[:, None]
+        weight, bias = draw(clients, channels), draw(clients, channels, 1)[..., 0]
+        mean, variance, count = norm_kernels.moments(x, mask)
+        for add, relu in product((False, True), (False, True)):
+            found = norm_kernels.normalise(x, residual, weight, bias, mean, variance, eps=1e-3, add=add, relu=relu)
+            total, products = norm_kernels.sums(g, found, x, mean, variance, eps=1e-3, relu=relu)
+            made = norm_kernels.gradient(
+                g, found, x, mask, mean, variance, weight, total, products, count, eps=1e-3, cut=add, relu=relu
+            )
+            exact = [leaf.double().requires_grad_() for leaf in (x, residual, weight, bias)]
+            ys = []
+            for k, size in enumerate(sizes.tolist()):
+                real = exact[0][k, :size].transpose(0, 1).flatten(1)
+                at, spread = real.mean(1)[:, None, None], real.var(1, correction=0)[:, None, None]
+                y = (exact[0][k] - at) / (spread + 1e-3).sqrt()
+                y = y * exact[2][k][:, None, None] + exact[3][k][:, None, None] + (exact[1][k] if add else 0)
+                ys.append(y.relu() if relu else y)
+            torch.stack(ys).backward(g.double())  # type: ignore[no-untyped-call]
+            name = f"norm of {channels} channels{', with a sum' * add}{', rectified' * relu}"
+            yield name, difference(found, torch.stack(ys))
+            for what, got, leaf in zip(
+                ("x", "residual", "weight", "bias"), (*made, products, total), exact, strict=True
+            ):
+                if leaf.grad is not None:
+                    yield f"gradient by {what} of {name}", difference(got, leaf.grad)
+
+
 def plain_lstm(xg: Tensor, w: Tensor, h: Tensor, c: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
     """The states (K, T, B, H) and the last cell, from the input's gates."""
     states: dict[int, Tensor] = {}
@@ -153,4 +185,5 @@ def rows_and_masks() -> Found:
 
 if __name__ == "__main__":
     torch.set_float32_matmul_precision("highest")
-    print(json.dumps(dict([*convolutions(), *rectified(), *not_a_number(), *pooled(), *lstms(), *rows_and_masks()])))
+    kinds = convolutions, rectified, not_a_number, pooled, norms, lstms, rows_and_masks
+    print(json.dumps(dict(found for kind in kinds for found in kind())))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from stacks import assert_close, assert_same, assert_same_on_gpu, draw
+from stacks import assert_close, assert_same, assert_same_on_gpu, draw, operators, program
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
+from fedloom.errors import FedloomError
 from fedloom.lowering import stacked
+from fedloom.lowering.convolution import Form
 
 Leaves = dict[str, Tensor]
 
@@ -28,18 +30,19 @@ IDS = ["1d", "sequence", "2d", "untracked"]
 
 
 def objective(
-    module: nn.Module, mask: Tensor | None, params: Leaves, buffers: Leaves, x: Tensor
+    module: nn.Module, mask: Tensor | None, params: Leaves, buffers: Leaves, x: Tensor, form: Form | None = None
 ) -> tuple[Tensor, Leaves]:
     buffers = {name: leaf.clone() for name, leaf in buffers.items()}
-    with stacked(mask):
+    with stacked(mask, form):
         y = functional_call(module, {**params, **buffers}, (x,))
     coefficients = torch.cos(torch.arange(y[0].numel(), dtype=y.dtype)).reshape(y.shape[1:])
     rows = (y * coefficients + y.pow(3)).flatten(1).sum(1)
     return (rows if mask is None else torch.where(mask, rows, 0.0)).sum(), buffers
 
 
+@pytest.mark.parametrize("form", [None, "kernel"])
 @pytest.mark.parametrize(("module", "shape"), kinds(), ids=IDS)
-def test_padded_rows_change_nothing(module: nn.Module, shape: tuple[int, ...]) -> None:
+def test_padded_rows_change_nothing(module: nn.Module, shape: tuple[int, ...], form: Form | None) -> None:
     module = module.double()
     sizes = torch.tensor([3, 5, 4])  # of two rows the gradient by x cancels
     mask = torch.arange(5) < sizes[:, None]
@@ -53,7 +56,7 @@ def test_padded_rows_change_nothing(module: nn.Module, shape: tuple[int, ...]) -
 
     def one(mask: Tensor, params: Leaves, buffers: Leaves, x: Tensor) -> tuple[Tensor, tuple[Leaves, Tensor], Leaves]:
         (found, (_, after)) = torch.func.grad_and_value(
-            lambda p, x: objective(module, mask, p, buffers, x), argnums=(0, 1), has_aux=True
+            lambda p, x: objective(module, mask, p, buffers, x, form), argnums=(0, 1), has_aux=True
         )(params, x)
         return found[1], (found[0], after), after
 
@@ -71,6 +74,69 @@ def test_padded_rows_change_nothing(module: nn.Module, shape: tuple[int, ...]) -
             assert not by_x[k, size:].any()
 
 
+class Residual(nn.Module):
+    """As in ResNet: what two convolutions and norms make of the input is added to it, or to what a third makes."""
+
+    def __init__(self, shortcut: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 1, bias=False), nn.Conv2d(4, 3, 3, padding=1, bias=False)
+        self.norm1, self.norm2 = (nn.BatchNorm2d(size, track_running_stats=False) for size in (4, 3))
+        self.shortcut = nn.Sequential()
+        if shortcut:
+            self.shortcut = nn.Sequential(nn.Conv2d(3, 3, 1, bias=False), nn.BatchNorm2d(3, track_running_stats=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.first(x)))
+        y = self.norm2(self.second(y))
+        return F.relu(self.shortcut(x) + y)
+
+
+@pytest.mark.parametrize("shortcut", [False, True])
+def test_a_norm_and_what_follows_it_are_one(shortcut: bool) -> None:
+    """In a program: the sum and the ReLU are done where the norm is, and neither is written by itself."""
+    x = draw(3, 4, 3, 5, 5)
+    traced = program(Residual(shortcut), x)
+    assert operators(traced).count("normalise") == 2 + shortcut
+    assert "aten.relu" not in traced.code and "aten.add.Tensor(normalise" not in traced.code
+    assert_same(Residual(shortcut), x, "kernel", traced=True)
+
+
+class Changed(nn.Module):
+    """Sums and ReLUs of something else than the last norm's result as it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3, track_running_stats=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        broadcast = F.relu(y + y[:, :1])
+        doubled = torch.add(y, x, alpha=2)
+        z = self.norm(2 * x)
+        total = z + (other := x * x)
+        other = other.mul_(2)
+        after = F.relu(total)
+        w = self.norm(3 * x)
+        apart = F.relu(w.mul_(2)) + F.relu(F.relu(y) + x)
+        return broadcast + doubled + after + other + apart
+
+
+def test_what_a_norm_is_followed_by_is_respected() -> None:
+    assert_same(Changed(), draw(3, 4, 3, 5, 5), "kernel", traced=True)
+
+
+def test_there_is_no_second_derivative_of_a_stack_of_images() -> None:
+    def twice(x: Tensor) -> Tensor:
+        def once(x: Tensor) -> Tensor:
+            with stacked(form="kernel"):
+                return F.batch_norm(x, None, None, training=True).pow(3).sum()
+
+        return torch.func.grad(once)(x).pow(2).sum()
+
+    with pytest.raises(FedloomError, match="expected first derivatives alone"):
+        torch.func.vmap(torch.func.grad(twice))(draw(2, 4, 3, 5, 5))
+
+
 def test_one_real_value_is_finite() -> None:
     module = nn.BatchNorm1d(2).double()
     mask = torch.tensor([True, False, False])
@@ -79,6 +145,13 @@ def test_one_real_value_is_finite() -> None:
     assert y.isfinite().all() and module.running_var.isfinite().all()
     with stacked(mask & False):
         assert module(draw(3, 2)).isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("shortcut", [False, True])
+def test_a_norm_and_what_follows_it_on_a_gpu(shortcut: bool) -> None:
+    assert_same_on_gpu(Residual(shortcut), draw(3, 40, 3, 19, 19), traced=True)
 
 
 @pytest.mark.gpu

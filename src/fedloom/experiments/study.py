@@ -300,7 +300,7 @@ def cells(study: Study) -> Iterator[Cell]:
     """Every combination of the axes' values that there is at the study's scale, searched axes included."""
     scale = study.scales.get(study.scale)
     kept = [study.only, study.asked, *([scale.only] if scale else [])]
-    skipped = [where.cell for where in study.places if where.skip]
+    skips = [(where.cell, where.skip) for where in study.places if where.skip is not None]
     names = [axis.name for axis in study.axes]
     choices = [
         [value for value in study.values(name) if all(value in each.get(name, [value]) for each in kept)]
@@ -311,7 +311,7 @@ def cells(study: Study) -> Iterator[Cell]:
         raise FedloomError(f"{study.id}, axes: expected at most {MOST:,} cells, got {sizes}: leave out values")
     for values in itertools.product(*choices):
         cell = dict(zip(names, values, strict=True))
-        if not any(picked(cell, where) for where in skipped):
+        if not any([skip for where, skip in skips if picked(cell, where)][-1:]):
             yield cell
 
 

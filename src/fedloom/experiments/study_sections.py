@@ -95,14 +95,14 @@ def _named(value: Any) -> str:
 
 
 class Where(Section):
-    """Keys that depend on several axes at once; or, with `skip`, cells that there are none of.
+    """Keys that depend on several axes at once; or, with `skip`, cells that there are none of; the last one decides.
 
     With `stand_in` the cells are not the paper's own, in these words, and nothing in them is called a match.
     """
 
     cell: Annotated[Chosen, Expected("a table of axes, each with a value or a list of values")]
     set: Settings = Field(default_factory=dict)
-    skip: Annotated[bool, Expected("true or false")] = False
+    skip: Annotated[bool | None, Expected("true or false")] = None
     stand_in: Text | None = None
 
 

@@ -190,7 +190,7 @@ def _correlation_tiles(columns: int, channels: int) -> Tiles:
     if channels < 16:
         return Tiles(128, power(columns, 16, 64), 16, 4, 2)
     wide = power(columns, 16, 256)
-    return Tiles(128, wide, 32, 8 if wide >= 128 else 4)
+    return Tiles(128, wide, 32 if channels >= 32 else 16, 8 if wide >= 128 else 4)
 
 
 def _run_correlation(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,18 +17,23 @@ from fedloom.lowering import convolution, losses, norm, pooled, pooling, rectifi
 from fedloom.lowering.convolution import Form
 
 
-class _Convolved:
-    """The last convolution's result, and how to compute it pooled, or rectified, at once."""
+@dataclass
+class _Result:
+    """The last convolution's or norm's result, and how to compute it and what follows at once."""
 
-    def __init__(
-        self, result: Tensor, pooled: Callable[[], Tensor | None], rectified: Callable[[], Tensor | None]
-    ) -> None:
-        self.result, self.pooled, self.rectified = result, pooled, rectified
-        self.version, self.learns = result._version, torch.is_grad_enabled()
+    value: Tensor
+    pooled: Callable[[], Tensor | None] | None = None
+    rectified: Callable[[], Tensor | None] | None = None
+    normed: norm.Normed | None = None
+    with_: Tensor | None = None  # what it is the sum of, beside a norm's result
+
+    def __post_init__(self) -> None:
+        self.learns = torch.is_grad_enabled()
+        self.versions = [(leaf, leaf._version) for leaf in (self.value, self.with_) if leaf is not None]
 
     def still(self, input: Tensor) -> bool:
-        """Whether this is that result, changed by nobody, and learnt from as the convolution was."""
-        same = self.result is input and self.version == input._version
+        """Whether this is that result, changed by nobody, and learnt from as it was."""
+        same = self.value is input and all(leaf._version == version for leaf, version in self.versions)
         return same and self.learns == torch.is_grad_enabled()
 
 
@@ -42,7 +48,8 @@ class Stacked(TorchFunctionMode):
         self.conv2d = partial(convolution.conv2d, forced=form)
         self.conv2d_pool = partial(pooled.conv2d_pool, forced=form)
         self.conv2d_relu = partial(rectified.conv2d_relu, forced=form)
-        self.convolved: _Convolved | None = None
+        self.batch_norm = partial(norm.batch_norm, mask, form == "kernel")
+        self.last: _Result | None = None
         self.replacements: dict[Any, Callable[..., Any]] = {
             torch.conv2d: self._conv2d,
             torch.conv1d: partial(convolution.conv1d, forced=form),
@@ -53,7 +60,9 @@ class Stacked(TorchFunctionMode):
             Tensor.relu: self._relu,
             _VF.lstm: recurrent.lstm,
             _VF.gru: recurrent.gru,
-            F.batch_norm: partial(norm.batch_norm, mask),
+            F.batch_norm: self._batch_norm,
+            torch.add: self._add,
+            Tensor.add: self._add,
             F.local_response_norm: norm.local_response_norm,
             F.cross_entropy: losses.cross_entropy,
             Tensor.data_ptr: _nowhere,
@@ -69,23 +78,49 @@ class Stacked(TorchFunctionMode):
     def _conv2d(self, *args: Any, **kwargs: Any) -> Tensor | None:
         y = self.conv2d(*args, **kwargs)
         if y is not None and is_in_torch_dispatch_mode():
-            both = (partial(at_once, *args, **kwargs) for at_once in (self.conv2d_pool, self.conv2d_relu))
-            self.convolved = _Convolved(y, *both)
+            pooled, rectified = (partial(each, *args, **kwargs) for each in (self.conv2d_pool, self.conv2d_relu))
+            self.last = _Result(y, pooled, rectified)
         return y
 
     def _max_pool2d(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
         """In a program, the pooling of what was just convolved is both at once: the other result, unread, falls out."""
-        if self.convolved is not None and self.convolved.still(input) and pooling.two_by_two(*args, **kwargs):
-            y = self.convolved.pooled()
+        last = self.last
+        if last is not None and last.pooled is not None and last.still(input) and pooling.two_by_two(*args, **kwargs):
+            y = last.pooled()
             if y is not None:
                 return y
         return pooling.max_pool2d(input, *args, **kwargs)
 
-    def _relu(self, input: Tensor, inplace: bool = False) -> Tensor | None:
-        """In a program, that of what was just convolved is both at once, unless it is to be changed where it lies."""
-        if inplace or self.convolved is None or not self.convolved.still(input):
+    def _batch_norm(self, *args: Any, **kwargs: Any) -> Tensor | None:
+        normed = self.batch_norm(*args, **kwargs)
+        if not isinstance(normed, norm.Normed):
+            return normed
+        y = normed.result()
+        if is_in_torch_dispatch_mode():
+            self.last = _Result(y, rectified=partial(normed.result, relu=True), normed=normed)
+        return y
+
+    def _add(self, input: Any, other: Any, *args: Any, **kwargs: Any) -> Tensor | None:
+        """In a program, the sum of what was just normalised and another of its shape is both at once, and ReLU too."""
+        if self.last is None or self.last.normed is None or args or kwargs:
             return None
-        return self.convolved.rectified()
+        for one, residual in ((input, other), (other, input)):
+            if self.last.still(one) and isinstance(residual, Tensor) and _alike(one, residual):
+                normed, self.last = self.last.normed, None
+                y = normed.result(residual)
+                self.last = _Result(y, rectified=partial(normed.result, residual, relu=True), with_=residual)
+                return y
+        return None
+
+    def _relu(self, input: Tensor, inplace: bool = False) -> Tensor | None:
+        """In a program, that of the last result is both at once, unless it is to be changed where it lies."""
+        if inplace or self.last is None or self.last.rectified is None or not self.last.still(input):
+            return None
+        return self.last.rectified()
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype
 
 
 def _nowhere(leaf: Tensor) -> int:

@@ -13,6 +13,7 @@ from inspect import signature
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 try:
     import triton
@@ -58,3 +59,8 @@ def precision(dtype: torch.dtype) -> str:
 def power(size: int, least: int, most: int) -> int:
     """The power of two at or above `size`, within bounds."""
     return max(least, min(most, 1 << max(size - 1, 0).bit_length()))
+
+
+def processors(x: Tensor) -> int:
+    """Of the device that x is on."""
+    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedloom.lowering.convolution_kernels import empty_last, last
-from fedloom.lowering.triton_parts import Tiles, jit, power, precision, tl, triton
+from fedloom.lowering.triton_parts import Tiles, jit, power, precision, processors, tl, triton
 
 
 @jit
@@ -192,7 +192,7 @@ def conv2d_gradients(
     piece = _piece(run, chosen.columns)
     column_tiles = triton.cdiv(th * columns * triton.cdiv(run, piece), chosen.columns // piece)
     programs = clients * triton.cdiv(o, chosen.rows) * column_tiles
-    splits = chosen.splits or max(1, min(32, 8 * _processors(x) // programs, rows // (8 * chosen.depth)))
+    splits = chosen.splits or max(1, min(32, 8 * processors(x) // programs, rows // (8 * chosen.depth)))
     share = triton.cdiv(triton.cdiv(rows, splits), chosen.depth) * chosen.depth
     splits = triton.cdiv(rows, share)
     kind = x.dtype if splits == 1 else torch.float32
@@ -245,7 +245,3 @@ def conv2d_gradients(
     )
     kernels, biases = (each[0] if splits == 1 else each.sum(0).to(x.dtype) for each in (dw, db))
     return kernels.movedim(-1, 2), biases
-
-
-def _processors(x: Tensor) -> int:
-    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
