@@ -120,6 +120,32 @@ def bottlenecks() -> nn.Module:
     return model
 
 
+def test_what_a_graph_reads_is_kept() -> None:
+    """A trace holds tensors that the forward made of numbers: their memory is nobody else's while it is replayed."""
+
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear((x - torch.tensor([0.5] * 6, device=x.device)) / torch.tensor(2.0, device=x.device))
+
+    def write_over(_: dict[str, Any]) -> None:
+        gc.collect()
+        taken = [torch.full((size,), torch.nan, device="cuda") for size in (1, 6, 64) for _ in range(200)]
+        torch.cuda.synchronize()
+        del taken
+
+    how: dict[str, Any] = {"rounds": 4, "cohort": 4, "batch_size": 8, "device": "cuda", "compile": False}
+    runs = [
+        fl.simulate(fl.Task(Shifted), classification([20, 10, 31, 20]), fl.fedavg(0.1), callbacks=callbacks, **how)
+        for callbacks in ([], [write_over])
+    ]
+    assert runs[1].resolved["program"] == "captured"
+    assert distance(*runs) == 0
+
+
 @pytest.mark.filterwarnings("default")  # torch's own, in its compiler
 def test_batch_norms_of_several_sizes_are_compiled() -> None:
     data = fl.federate(noise(12 * 64, 3, 32, 32).float(), torch.arange(12 * 64) % 10, split([64] * 12))

@@ -45,7 +45,7 @@ def captured(call: Callable[[], Outcome], pool: Any = None) -> Callable[[], Outc
     with torch.cuda.graph(graph, pool=pool, stream=None if here == torch.cuda.default_stream() else here):
         outcome = call()
 
-    def replay() -> Outcome:
+    def replay(kept: Callable[[], Outcome] = call) -> Outcome:  # what it holds, constants of a trace, the graph reads
         graph.replay()
         return outcome
 

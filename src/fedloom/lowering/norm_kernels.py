@@ -71,6 +71,31 @@ def _moments(
 
 
 @jit
+def _merge_moments(
+    counts, means, squares, count_out, mean_out, variance_out, clients, splits, C: tl.constexpr, BC: tl.constexpr
+):
+    """Of all shares together: the number of rows, each channel's mean and variance."""
+    client = tl.program_id(0)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    n = 0.0
+    mean = tl.zeros((BC,), dtype=tl.float32)
+    square = tl.zeros((BC,), dtype=tl.float32)
+    for split in range(splits):
+        own = (split * clients + client).to(tl.int64)
+        more = tl.load(counts + own)
+        at = own * C + c
+        apart = tl.load(means + at, mask=c < C, other=0) - mean
+        share = more / tl.maximum(n + more, 1.0)
+        mean += apart * share
+        square += tl.load(squares + at, mask=c < C, other=0) + apart * apart * (n * share)
+        n += more
+    tl.store(mean_out + client * C + c, mean, mask=c < C)
+    tl.store(variance_out + client * C + c, square / tl.maximum(n, 1.0), mask=c < C)
+    if tl.program_id(1) == 0:
+        tl.store(count_out + client, n)
+
+
+@jit
 def _normalise(
     x,
     residual,
@@ -221,15 +246,12 @@ def moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     counts = torch.empty((splits, clients), device=x.device)
     means = torch.empty((splits, clients, c), device=x.device)
     squares = torch.empty_like(means)
-    grid = (clients, columns, splits)
-    _moments[grid](given, mask.to(torch.uint8).contiguous(), counts, means, squares, rows, h * w, share, C=c, **tile)
-    if splits == 1:
-        count, mean, square = counts[0], means[0], squares[0]
-    else:
-        count = counts.sum(0)
-        mean = (means * counts[..., None]).sum(0) / count.clamp(min=1)[:, None]
-        square = (squares + (means - mean).square() * counts[..., None]).sum(0)
-    return mean, square / count.clamp(min=1)[:, None], count
+    marked = mask.contiguous().view(torch.uint8)
+    _moments[clients, columns, splits](given, marked, counts, means, squares, rows, h * w, share, C=c, **tile)
+    count, mean, variance = torch.empty_like(counts[0]), torch.empty_like(means[0]), torch.empty_like(means[0])
+    parts = counts, means, squares
+    _merge_moments[clients, columns](*parts, count, mean, variance, clients, splits, C=c, BC=tile["BC"])
+    return mean, variance, count
 
 
 def normalise(
@@ -291,6 +313,6 @@ def gradient(
     dx = torch.empty_like(given[2])
     rest = torch.empty_like(given[2]) if cut else dx
     grid = (triton.cdiv(dx.shape[1], tile["BR"]), triton.cdiv(c, tile["BC"]), clients)
-    leaves = (each.contiguous() for each in (mask.to(torch.uint8), mean, variance, weight, total, product, count))
+    leaves = (each.contiguous() for each in (mask.view(torch.uint8), mean, variance, weight, total, product, count))
     _gradient[grid](*given, *leaves, dx, rest, eps, dx.shape[1], h * w, C=c, CUT=cut, RELU=relu, **tile)
     return _images(dx, x), _images(rest, x) if cut else x.new_empty((clients, 0))

@@ -34,7 +34,7 @@ def jit(kernel):
     """
     if triton is None:
         return kernel
-    sizes = ("rows", "image", "width", "H", "W", "C", "OUT", "RUN", "share", "B")
+    sizes = ("rows", "image", "width", "H", "W", "C", "OUT", "RUN", "share", "B", "clients", "splits")
     free = [name for name, each in signature(kernel).parameters.items() if each.annotation is each.empty]
     return triton.jit(kernel, do_not_specialize=[name for name in sizes if name in free])
 
