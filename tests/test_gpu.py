@@ -129,7 +129,8 @@ def test_what_a_graph_reads_is_kept() -> None:
             self.linear = nn.Linear(6, 4)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.linear((x - torch.tensor([0.5] * 6, device=x.device)) / torch.tensor(2.0, device=x.device))
+            shift = torch.tensor([0.5] * 6, dtype=x.dtype, device=x.device)
+            return self.linear((x - shift) / torch.tensor(2.0, dtype=x.dtype, device=x.device))
 
     def write_over(_: dict[str, Any]) -> None:
         gc.collect()
@@ -137,7 +138,8 @@ def test_what_a_graph_reads_is_kept() -> None:
         torch.cuda.synchronize()
         del taken
 
-    how: dict[str, Any] = {"rounds": 4, "cohort": 4, "batch_size": 8, "device": "cuda", "compile": False}
+    how: dict[str, Any] = {"rounds": 4, "cohort": 4, "batch_size": 8, "compile": False, "dtype": torch.float64}
+    how |= {"executor": "vectorized", "device": "cuda"}
     runs = [
         fl.simulate(fl.Task(Shifted), classification([20, 10, 31, 20]), fl.fedavg(0.1), callbacks=callbacks, **how)
         for callbacks in ([], [write_over])

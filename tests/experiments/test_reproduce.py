@@ -463,6 +463,26 @@ def test_what_is_told_again_keeps_its_origin(file: Path, tmp_path: Path) -> None
     assert again["measured"] == first["measured"]
 
 
+def test_what_a_kill_leaves_knows_its_seconds(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written when a process is killed, so that what was written before has to tell."""
+    out, seen = tmp_path / "out", list[float]()
+    monkeypatch.setattr(reproduce, "SOON", 0.0)
+
+    def train(stack: list[StudyRun], folder: Path, *others: Any) -> None:
+        watch = others[-1]
+
+        def look(run: StudyRun, record: dict[str, Any]) -> None:
+            watch(run, record)
+            seen.append(json.loads((folder / "made.json").read_text())["seconds"])
+
+        trained(stack, folder, *others[:-1], look)
+
+    trained = stacks.train
+    monkeypatch.setattr(stacks, "train", train)
+    told = reproduce.reproduce(read_study(file), out, file, quiet=True)
+    assert seen == sorted(seen) and 0 < seen[0] < seen[-1] <= told["seconds"] < seen[-1] + 60
+
+
 def test_a_part_of_a_study_is_compared_and_told_as_such(file: Path, tmp_path: Path) -> None:
     part = read_study(file, scale="smoke", asked=["method=FedAvg", "epochs=1,2"])
     report, said = ran(part, tmp_path / "out", file)

@@ -198,7 +198,7 @@ def _run(
     shelf, name = Shelf(), ""
     left = {run.slug: rounds_left(run.experiment, out / run.slug) for run in missing}
     total = sum(left.values())
-    told = time.perf_counter()
+    told = since = time.perf_counter()
     try:
         with rounds_bar(console, total) as bar:
             task = bar.task_ids[0]
@@ -209,7 +209,14 @@ def _run(
                 guess = duration(sum(expected.values()))
                 _say(console)(f"estimated time on this machine: {guess} (from a few rounds of each kind of run)")
 
+            def spent(run: StudyRun) -> None:
+                nonlocal since
+                since, begun = time.perf_counter(), since
+                remember(out, line, run.experiment.device, begun)
+
             def watch(run: StudyRun, record: Mapping[str, Any]) -> None:
+                if time.perf_counter() - since > SOON:
+                    spent(run)
                 accuracy = record.get("test_accuracy")
                 shown = "" if accuracy is None else f"  {accuracy:.1%}"
                 bar.update(task, advance=1, description=f"{shorten(run.label, 50)}{shown}")
@@ -219,12 +226,12 @@ def _run(
                 if stack[0].experiment.data.name != name:  # one data set in memory at a time
                     shelf, name = Shelf(), stack[0].experiment.data.name
                     bar.update(task, description=f"loading {name}")
-                started = time.perf_counter()
-                remember(out, line, stack[0].experiment.device, started)  # what a kill leaves has its origin too
+                since = time.perf_counter()
+                spent(stack[0])  # what a kill leaves has its origin too, and its seconds up to a few
                 try:
                     train(stack, out, shelf, data_folder, watch)
                 finally:
-                    remember(out, line, stack[0].experiment.device, started)
+                    spent(stack[0])
                 done += len(stack)
                 through += sum(left[run.slug] for run in stack)
                 bar.update(task, completed=through)

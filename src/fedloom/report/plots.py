@@ -119,6 +119,20 @@ def percent() -> FuncFormatter:
     return FuncFormatter(lambda value, _: f"{100 * value:.4g}%")
 
 
+def thousands() -> FuncFormatter:
+    """Large counts as they are read: 50k, 2.5M.
+
+    >>> [thousands()(count, None) for count in (0, 50_000, 2_500_000)]
+    ['0', '50k', '2.5M']
+    """
+
+    def label(value: float, _: int | None) -> str:
+        size, unit = (1e6, "M") if abs(value) >= 1e6 else (1e3, "k")
+        return f"{value / size:g}{unit}" if value else "0"
+
+    return FuncFormatter(label)
+
+
 def _metric(results: Mapping[str, Sequence[Rounds]]) -> str:
     """Accuracy where there is any, else a loss."""
     have = {key for runs in results.values() for run in runs for record in run for key in record}

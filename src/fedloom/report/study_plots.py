@@ -23,7 +23,7 @@ from fedloom.experiments.results import Key, Result, key, without
 from fedloom.experiments.study import Study
 from fedloom.experiments.study_sections import MEASURE, Cell, FigureSection, Measure
 from fedloom.report.palette import FAINT, INK
-from fedloom.report.plots import STYLE, Floats, logarithmic, percent, write_png
+from fedloom.report.plots import STYLE, Floats, logarithmic, percent, thousands, write_png
 from fedloom.report.study_legend import Look, add_legend, handle, nth_look, published_handle
 
 SMALL: dict[Any, Any] = {**STYLE, "font.size": 11, "axes.titlesize": 12, "axes.titlepad": 8}
@@ -76,7 +76,8 @@ def draw(study: Study, curves: Curves, found: Sequence[Result], numbers: Mapping
         else:
             _draw_measure(axes, study, wanted, panel, lines, looks, found, numbers)
             axes.set_ylabel("" if measure is None or _by_measure(wanted) else measure.name)
-    title = fill(study.title, int(8.4 * size[0]))
+    standing_in = "" if study.stand_ins is None else f" (stand-in: {study.stand_ins})"
+    title = fill(study.title + standing_in, int(8.4 * size[0]))
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
     _name(figure, study, wanted, looks, lines, wanted.kind != "curves" and bool(numbers))
     return figure
@@ -191,6 +192,9 @@ def _draw_curves(
     axes.set_ylabel(metric.replace("_", " "))
     if x == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    elif axes.get_xlim()[1] >= 1e4:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+        axes.xaxis.set_major_formatter(thousands())
     if wanted.logarithmic:
         logarithmic(axes)
     elif metric.endswith("accuracy"):
@@ -259,22 +263,41 @@ def _draw_measure(
                 xs.append(place + shift)
                 ys.append(result.measured.value)
                 spreads.append(result.measured.spread or 0.0)
+        if not xs and not printed:
+            continue
         if wanted.kind == "bars":
             axes.bar(xs, ys, width * 0.92, yerr=spreads, ecolor=INK, error_kw={"linewidth": 1}, **mine.bar)
         else:
             axes.errorbar(xs, ys, spreads, color=colour, linestyle=dash, linewidth=1.8, marker="o", markersize=4)
         if printed:
             axes.plot(*zip(*printed, strict=True), "o", color=colour if wanted.kind == "lines" else INK, mfc="white")
+    axes.set_xlabel(x)
+    if not axes.containers and not axes.lines:
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, "no run came so far", transform=axes.transAxes, ha="center", color="#555555")
+        return
     if places is None:
         axes.set_xticks(at, names)
         axes.set_xlim(-0.6, len(names) - 0.4)
+    elif _apart(places):
+        axes.set_xticks(places, names)
     elif min(places) > 0 and max(places) / min(places) >= 50:
         axes.set_xscale("log")
     elif min(places) == 0 < max(places) and max(places) / (least := min(place for place in places if place)) >= 50:
         axes.set_xscale("symlog", linthresh=least)  # a zero among powers of ten
     if wanted.logarithmic:
         logarithmic(axes)
-    axes.set_xlabel(x)
+
+
+def _apart(places: Sequence[float]) -> bool:
+    """Whether each has room for its name on an axis.
+
+    >>> _apart([1, 3, 5]), _apart([1, 10, 800])
+    (True, False)
+    """
+    span = max(places) - min(places)
+    return all(after - before >= 0.1 * span for before, after in itertools.pairwise(sorted(places)))
 
 
 def _numeric(names: Sequence[str]) -> list[float] | None:
