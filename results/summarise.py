@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,13 @@ experiments](experiments.md#when-a-number-matches) says. This page is written by
 
 
 def kept() -> list[dict[str, Any]]:
-    """All results, each with its `folder`: a study that was run in parts has several."""
-    paths = sorted(HERE.glob("*/results.json"))
+    """All results, each with its `folder`: a study that was run in parts has several. Figure 2 is before figure 10."""
+    paths = sorted(HERE.glob("*/results.json"), key=lambda path: _counted(path.parent.name))
     return [{"folder": path.parent.name, **json.loads(path.read_text(encoding="utf-8"))} for path in paths]
+
+
+def _counted(name: str) -> list[int | str]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def main() -> None:
@@ -44,9 +49,18 @@ def _overview(found: list[dict[str, Any]]) -> str:
 
 
 def _part(result: dict[str, Any]) -> str:
-    """The scale, and what was asked for of it."""
-    asked = [" or ".join(names) for names in result.get("only", {}).values()]
-    return ", ".join([result["scale"], *asked, *(["stand-in"] if result.get("stand_in") else [])])
+    """The scale, what was asked for of it, and after how many rounds it was told where that is not the scale's.
+
+    >>> command = "fedloom reproduce glad-fig7 --scale short --only epochs=1,5 --set experiment.rounds=86"
+    >>> _part({"scale": "short", "only": {"data set": ["CIFAR-10"], "epochs": ["1", "5"]}, "command": command})
+    'short, CIFAR-10, epochs 1 or 5, 86 rounds'
+    """
+    asked = [
+        " or ".join(names) if not names[0][0].isdigit() else f"{axis} {' or '.join(names)}"
+        for axis, names in result.get("only", {}).items()
+    ]
+    rounds = [f"{told} rounds" for told in re.findall(r"--set experiment\.rounds=(\d+)", result["command"])[-1:]]
+    return ", ".join([result["scale"], *asked, *rounds, *(["stand-in"] if result.get("stand_in") else [])])
 
 
 def _section(result: dict[str, Any]) -> str:
@@ -82,12 +96,12 @@ def _table(result: dict[str, Any]) -> list[str]:
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     own = HERE / result["folder"] / "study.toml"
     study = read_study(own if own.exists() else find_study(result["id"]))
-    digits = {each.name: max(1, each.decimals) for each in study.measures}  # a mean of rounds has one too
+    digits = {each.name: each.decimals for each in study.measures}
     for cell in result["measured"]:
         paper = published.get(_key(cell))
         match = {True: "yes", False: "no"}.get(paper.get("matched"), "") if paper else ""
         row = [*(cell["cell"].get(axis, "") for axis in axes), *([cell["measure"]] if several else [])]
-        shown = [_shown(each, digits.get(cell.get("measure"), 1)) if each else "" for each in (cell, paper)]
+        shown = [_shown(each, digits.get(cell.get("measure"), 0)) if each else "" for each in (cell, paper)]
         lines.append(f"| {' | '.join([*row, *shown, match])} |")
     return lines
 
@@ -99,8 +113,10 @@ def _key(cell: dict[str, Any]) -> str:
 def _shown(cell: dict[str, Any], digits: int) -> str:
     """A number with its spread; a fact as it is.
 
-    >>> _shown({"measure": "rounds", "value": 41.333, "spread": 12.9}, 1), _shown({"value": None, "best": 94.48}, 2)
+    >>> _shown({"measure": "rounds", "value": 41.333, "spread": 12.9}, 0), _shown({"value": None, "best": 94.48}, 2)
     ('41.3 ± 12.9', 'N/A (94.48)')
+    >>> _shown({"measure": "examples", "value": 250000}, 0)
+    '250,000'
     """
     values = cell.get("values")
     reached = "" if not values or None not in values else f" in {len(values) - values.count(None)} of {len(values)}"
@@ -109,7 +125,10 @@ def _shown(cell: dict[str, Any], digits: int) -> str:
     if isinstance(cell["value"], str) or cell.get("measure") is None:
         return str(cell["value"]) if isinstance(cell["value"], str) else f"{cell['value']:,.10g}"
     spread = cell.get("spread", cell.get("std"))
-    return f"{cell['value']:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}") + reached
+    if spread is None:
+        return f"{cell['value']:,.{digits}f}{reached}"
+    digits = max(1, digits)  # a mean of rounds has a decimal too
+    return f"{cell['value']:,.{digits}f} ± {spread:,.{digits}f}{reached}"
 
 
 def _claim(claim: dict[str, Any]) -> str:
