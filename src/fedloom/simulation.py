@@ -217,7 +217,7 @@ def _run_all(runs: Sequence[dict[str, Any]], how: _How, target: torch.device) ->
     check_stackable(setups)
     first = setups[0]
     size = sum(
-        max(cohort_size(setup.cohort, setup.data.population, t, setup.most) for t in (0, setup.rounds - 1))
+        max(cohort_size(setup.cohort, setup.data.population, t, setup.asking.most) for t in (0, setup.rounds - 1))
         for setup in setups
     )
     job = Job(first.functional, first.algorithm, first.trained_on, first.batching)

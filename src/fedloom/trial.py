@@ -6,11 +6,11 @@ client was not finite, or that the run is over, what was begun after that round 
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from fedloom import checkpoint, private_runs, random, round_numbers, tree
 from fedloom.accounting import Ledger
 from fedloom.algorithm import After, Algorithm, Intake
+from fedloom.asking import Asked, Asking
 from fedloom.batches import Batching
 from fedloom.callbacks import Callback
 from fedloom.data.federated import FederatedData
@@ -35,9 +36,9 @@ from fedloom.memory import RowStore
 from fedloom.ranks import ALONE, Ranks, gather_columns
 from fedloom.records import Records
 from fedloom.resumption import Found
-from fedloom.sampling import Drawn, Sampler, cohort_size
+from fedloom.sampling import Drawn, Sampler
 from fedloom.server_graphs import ServerGraphs
-from fedloom.system import Reports, System
+from fedloom.system import System
 from fedloom.task import Task
 from fedloom.types import Needs, Params, State
 
@@ -70,10 +71,11 @@ class Setup:
     faults: Faults = field(default_factory=Faults)
     min_reports: int = 1
 
-    @property
-    def most(self) -> float:
-        """The largest cohort: with replacement there is no bound."""
-        return math.inf if self.sampler.each_draw_counts else self.data.population
+    @cached_property
+    def asking(self) -> Asking:
+        whole = self.algorithm.work.name == "full_gradient"
+        how = self.batching, self.cohort, self.draw_seed, self.sampler, self.system, self.faults
+        return Asking(self.data, *how, whole=whole)
 
     @property
     def needs(self) -> Needs:
@@ -87,10 +89,7 @@ class Round:
     t: int
     trusting: bool
     before: tuple[Params, State]
-    drawn: Drawn
-    reports: Reports
-    work: Tensor  # the examples that each of those asked goes through
-    crashed: Tensor  # a mask of those asked who worked for nothing
+    asked: Asked
     intake: Intake
     held: list[Trained] = field(default_factory=list)  # until all is in, where reports are tampered with
     clients: list[Tensor] = field(default_factory=list)
@@ -99,6 +98,11 @@ class Round:
     counted: dict[str, list[Tensor]] = field(default_factory=dict)
     overwritten: dict[int, Params | None] = field(default_factory=dict)  # memory rows, as they were
     after: After | None = None
+
+    @property
+    def drawn(self) -> Drawn:
+        """Those who report."""
+        return self.asked.reporting
 
     @property
     def outcome(self) -> After:
@@ -122,11 +126,6 @@ class Trial:
         )
         self.rows = RowStore()
         self.sampling = setup.sampler.init(data.population)
-        self.used, _ = setup.batching.counts(data.sizes)
-        weighed = data.weighed(self.used)
-        self.drawn_by = self.used if weighed is None else weighed
-        whole = setup.algorithm.work.name == "full_gradient"
-        self.through = self.used if whole else setup.batching.rows(data.sizes)
         labelled = setup.alignment and data.classes is not None
         self.labels = torch.from_numpy(label_counts(data)).double() if labelled else None
         self.pending: deque[Round] = deque()
@@ -163,18 +162,8 @@ class Trial:
 
     def begin(self, t: int, trusting: bool) -> tuple[Round, Assignment]:
         """Draw round t's cohort."""
-        setup, system, population = self.setup, self.setup.system, self.setup.data.population
-        goal = cohort_size(setup.cohort, population, t, setup.most)
-        here = self.drawn_by
-        if system.availability < 1:
-            here = torch.where(system.available(setup.draw_seed, t, population), here, 0)
-        key = random.key(setup.draw_seed, t, 0, "cohort")
-        drawn = setup.sampler.cohort(t, key, system.asked(goal), here, self.sampling)
-        work = self.through[drawn.clients]
-        faults, asked = setup.faults, drawn.clients
-        crashed = faults.struck("crash", t, asked)
-        gone = crashed | faults.struck("dropout", t, asked)
-        reports = system.reports(setup.draw_seed, t, asked, faults.slowed(t, asked, work), goal, gone)
+        setup = self.setup
+        asked = setup.asking.ask(t, self.sampling)
         x, state = self.x, self.state
         intake = setup.algorithm.open(
             x,
@@ -189,7 +178,7 @@ class Trial:
         rates = setup.algorithm.client_rates
         data = setup.trained_on
         assignment = Assignment(setup.seed, t, state.round, data, x, state.buffers, shared, self.rows, rates)
-        return Round(t, trusting, (x, state), drawn.only(reports.mask), reports, work, crashed, intake), assignment
+        return Round(t, trusting, (x, state), asked, intake), assignment
 
     def take(self, round: Round, trained: Trained) -> None:
         """A part of the cohort comes in."""
@@ -308,17 +297,18 @@ class Trial:
             self.records.keep(t, self)
             raise diverged
         self.sampling = setup.sampler.observe(self.sampling, report)
-        self.processed += float(round.work[round.reports.mask | round.crashed].sum())
+        asked = round.asked
+        self.processed += float(asked.work[asked.reports.mask | asked.crashed].sum())
         record = {
             "round": t,
             "train_loss": round_numbers.loss(after, report),
             **round_numbers.metrics(after, report, round.counted),
             **report,
         }
-        record |= {"asked": len(round.reports.mask), "examples_processed": self.processed}
+        record |= {"asked": len(asked.reports.mask), "examples_processed": self.processed}
         record["norm_variation"] = round_numbers.variation(report)
-        if round.reports.seconds is not None:
-            record["simulated_seconds"] = round.reports.seconds
+        if asked.reports.seconds is not None:
+            record["simulated_seconds"] = asked.reports.seconds
         if setup.alignment:
             record["divergence"] = round_numbers.divergence(
                 report, setup.algorithm.client_rates.rate(round.before[1].round)

@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,7 @@ PLAIN = TEXT.replace(FIGURE, "")
 CURVES = TEXT.replace("FIGURE", "curves").replace(
     'x = "X"', 'metric = ["test_accuracy", "train_loss"]\nrunning = "highest"'
 )
+BARE = PLAIN[: PLAIN.index("\n[[axes]]")] + PLAIN[PLAIN.index("\n[[measures]]") : PLAIN.index("\n[table]")]
 PUBLISHED = """
 tiny = [
   { cell = { method = "FedAvg", epochs = "1" }, measure = "accuracy", value = 99.0, std = 80.0 },
@@ -698,28 +700,92 @@ def test_a_private_run_is_taken_whole(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("blank_pictures")
 @pytest.mark.parametrize(
-    ("had", "wanted", "enough"),
+    ("had", "wanted", "others", "enough"),
     [
-        (["straggling=2.0"], [], True),
-        (["straggling=2.0", "dropout=0.3"], ["dropout=0.3"], True),
-        (["straggling=2.0"], ["straggling=3.0"], False),
-        ([], ["straggling=2.0"], False),
-        (["straggling=2.0"], ["straggling=2.0", "deadline=9.0"], False),
-        (["straggling=2.0", "deadline=9.0"], ["straggling=2.0"], False),
+        (["straggling=2.0"], [], [], True),
+        (["straggling=2.0", "dropout=0.3"], ["dropout=0.3"], [], True),
+        (["straggling=2.0"], ["straggling=3.0"], [], True),
+        ([], ["straggling=2.0"], [], True),
+        (
+            ["straggling=0.0", "dropout=0.3", "availability=0.8"],
+            ["straggling=2.0", "dropout=0.3", "availability=0.8"],
+            ['sampler="multinomial"', "sampling_seed=5"],
+            True,
+        ),
+        ([], ["straggling=2.0"], ["algorithm={ name='fedsgd', server_lr=0.5 }"], True),
+        ([], ["straggling=2.0"], ["steps=3", "batch_size=7"], True),
+        ([], ["straggling=2.0"], ["faults=[{ kind='dropout', rate=0.3 }, { kind='crash', rate=0.2 }]"], True),
+        (["straggling=3.0"], ["straggling=2.0"], ['sampler="attention"'], False),  # who is drawn is learnt
+        (["straggling=2.0"], ["straggling=2.0", "deadline=9.0"], [], False),
+        (["straggling=2.0", "deadline=9.0"], ["straggling=2.0"], [], False),
+        (["straggling=2.0", "deadline=9.0"], ["straggling=3.0", "deadline=9.0"], [], False),
     ],
 )
-def test_a_clock_that_nobody_waited_for_is_left_out(
-    tmp_path: Path, had: list[str], wanted: list[str], enough: bool
+def test_a_clock_that_nobody_waited_for_is_told_afterwards(
+    tmp_path: Path, had: list[str], wanted: list[str], others: list[str], enough: bool
 ) -> None:
+    options = ["experiment.seeds=[0]", *(f"experiment.{each}" for each in others)]
     timed, asked = (
-        read_study(PLAIN, ["experiment.seeds=[0]", *(f"experiment.system.{each}" for each in given)])
-        for given in (had, wanted)
+        read_study(BARE, [*options, *(f"experiment.system.{each}" for each in given)]) for given in (had, wanted)
     )
     ran(timed, tmp_path / "timed")
     assert adoption.adopt(runs(asked), tmp_path / "taken", [tmp_path / "timed"]) == enough * len(runs(asked))
     if enough:
         ran(asked, tmp_path / "made")
         assert untimed(asked, tmp_path / "taken") == untimed(asked, tmp_path / "made")
+
+
+EPOCHS = '[[axes]]\nname = "epochs"\nkey = "epochs"\nvalues = [1, 2]\n'
+CLOCKS = (
+    PLAIN.replace("target = 0.3\n", "")
+    .replace("rounds = 3", "rounds = 4\neval_every = 2")
+    .replace(EPOCHS, '[[axes]]\nname = "lambda"\nkey = "system.straggling"\nvalues = [0.1, 10.0, 100.0]\n')
+    .replace('"rounds"\nkind = "rounds_to"\nscale = 100', '"time"\nkind = "total"\nmetric = "simulated_seconds"')
+    .replace('columns = ["measure", "epochs"]', 'columns = ["measure", "lambda"]')
+    .replace('measure = "rounds"', 'measure = "time"')
+)
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_runs_that_differ_in_their_clock_alone_are_trained_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = read_study(CLOCKS, (), "smoke")
+    trained: list[str] = []
+    train = stacks.train
+
+    def counted(stack: Sequence[StudyRun], *rest: Any) -> None:
+        trained.extend(run.slug for run in stack)
+        train(stack, *rest)
+
+    monkeypatch.setattr(stacks, "train", counted)
+    told, said = ran(study, tmp_path / "once")
+    assert len(trained) == 2 and "4 runs differ from others in their clock alone" in said
+    assert said.index("4 runs differ") < said.index("estimated time")
+    for both in zip(*adoption.twins(runs(study)), strict=True):  # a stack for each clock
+        stacks.run_stack(
+            [stacks.StackRun(run.experiment, tmp_path / "apart" / run.slug) for run in both], Shelf(), None
+        )
+    assert untimed(study, tmp_path / "once") == untimed(study, tmp_path / "apart")
+    times = {each["cell"]["lambda"]: each["value"] for each in told["measured"] if each["measure"] == "time"}
+    assert times["0.1"] < times["10"] < times["100"]
+
+    shutil.rmtree(tmp_path / "once" / runs(study)[0].slug)  # the others are as good
+    trained.clear()
+    again, _ = ran(study, tmp_path / "once")
+    assert trained == [] and again["measured"] == told["measured"]
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_what_a_begun_study_has_come_to_is_told_with_all_clocks(tmp_path: Path) -> None:
+    study = read_study(CLOCKS, (), "smoke")
+    whole, _ = ran(study, tmp_path / "whole")
+    [first, *_] = adoption.twins(runs(study))
+    stacks.run_stack([stacks.StackRun(first[0].experiment, tmp_path / "begun" / first[0].slug)], Shelf(), None)
+    (tmp_path / "begun" / "config.toml").write_text(study.to_toml())
+    told, said = ran(study, tmp_path / "begun", so_far=True)
+    assert "of 3 of 6 runs" in said
+    assert told["measured"] == [each for each in whole["measured"] if each["cell"]["method"] == "FedAvg"]
 
 
 @pytest.mark.usefixtures("blank_pictures")

@@ -1,24 +1,27 @@
 """Runs of other studies that come to the same numbers: taken, not made again.
 
 Looking at a run does not change its training, nor does what comes after. One that was tested more often, or on more,
-that went on where the wanted one ends (after fewer rounds, or at its target), or whose clients had a clock that nobody
-waited for, is therefore as good as one that was looked at as is wanted: it is copied without the rest, and need not be
-finished. `alignment` is another thing: with it, rows are added otherwise.
+that went on where the wanted one ends (after fewer rounds, or at its target), or whose clients had another clock that
+nobody waited for, is therefore as good as one that was looked at as is wanted: it is copied without the rest, and need
+not be finished. `alignment` is another thing: with it, rows are added otherwise.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedloom.data.catalog import Shelf
 from fedloom.documents import left_behind, read_records, read_toml
 from fedloom.errors import Damaged, FedloomError
 from fedloom.evaluation import PREFIXES
+from fedloom.experiments.clocks import SECONDS, timed, told_afterwards
 from fedloom.experiments.origins import take_over
 from fedloom.experiments.schema import Experiment, read
 from fedloom.experiments.study import StudyRun
@@ -31,6 +34,7 @@ _TESTS = {"eval_every", "evaluate_on"}
 _LENGTH = {"rounds", "target"}
 
 Records = list[dict[str, Any]]
+Timing = Callable[[Records, Experiment], Iterable[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,32 @@ class Run:
         return {}, []
 
 
-def adopt(runs: Iterable[StudyRun], out: Path, others: Iterable[Path]) -> int:
-    """Copy runs with the same training, and all that is wanted of it, from other studies' folders; returns how many."""
+def adopt(
+    runs: Iterable[StudyRun],
+    out: Path,
+    others: Iterable[Path],
+    data_folder: Path | None = None,
+    shelf: Shelf | None = None,
+) -> int:
+    """Copy runs with the same training, and all that is wanted of it, from other folders; returns how many.
+
+    Data are read, to the `shelf`, where another clock is wanted than a run had.
+    """
     there: dict[str, list[Run]] = {}
     for had in _begun(others):
         there.setdefault(_training(had.experiment), []).append(had)
-    return sum(_take(run, out / run.slug, there.get(_training(run.experiment), []), out) for run in runs)
+    timing = partial(timed, data_folder=data_folder, shelf=shelf or Shelf())
+    return sum(_take(run, out / run.slug, there.get(_training(run.experiment), []), out, timing) for run in runs)
+
+
+def twins(runs: Iterable[StudyRun]) -> list[list[StudyRun]]:
+    """The runs, those together of which any can be told from any other, for they differ in their clock alone."""
+    found: dict[str, list[StudyRun]] = {}
+    for run in runs:
+        own = None if told_afterwards(run.experiment) else run.slug
+        alike = repr((_training(run.experiment), _looks(run.experiment), own))
+        found.setdefault(alike, []).append(run)
+    return list(found.values())
 
 
 def _begun(folders: Iterable[Path]) -> Iterator[Run]:
@@ -71,10 +95,14 @@ def _begun(folders: Iterable[Path]) -> Iterator[Run]:
                     yield Run(read(config), config.parent)
 
 
-def _take(run: StudyRun, folder: Path, able: Sequence[Run], out: Path) -> bool:
+def _take(run: StudyRun, folder: Path, able: Sequence[Run], out: Path, timing: Timing) -> bool:
     """Copy the first of the runs in which all is that is wanted, if there is one; one that is just so before others."""
     wanted = run.experiment
-    for had in sorted(able, key=lambda each: not each.finished or _looks(each.experiment) != _looks(wanted)):
+
+    def other(had: Run) -> bool:
+        return _looks(had.experiment) != _looks(wanted) or _clock(had.experiment) != _clock(wanted)
+
+    for had in sorted(able, key=lambda each: not each.finished or other(each)):
         if had.folder.resolve() == folder.resolve():
             return False
         if not _covers(had, wanted):
@@ -86,15 +114,17 @@ def _take(run: StudyRun, folder: Path, able: Sequence[Run], out: Path) -> bool:
             continue  # it has not come as far
         if last:
             summary.pop("diverged", None)  # it did later, if at all
+        if _clock(wanted) not in (None, _clock(had.experiment)):
+            kept = list(timing(kept, wanted))
         aside = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(aside, ignore_errors=True)  # left by a kill
         shutil.copytree(had.folder, aside, ignore=shutil.ignore_patterns(CHECKPOINTS, ".*"))
-        if len(kept) < len(records) or not had.finished or _looks(had.experiment) != _looks(wanted):
+        if len(kept) < len(records) or not had.finished or other(had):
             seconds = sum(record.get("seconds") or 0.0 for record in kept)
             left = {"rounds": len(kept), "final": kept[-1] if kept else {}, "seconds": seconds}
             write_whole(aside / METRICS, "".join(f"{json.dumps(record)}\n" for record in kept))
             write_json(aside / SUMMARY, summary | left)
-            asked = {name: getattr(wanted, name) for name in (*_TESTS, *_LENGTH)} | {"system": wanted.system}
+            asked = {name: getattr(wanted, name) for name in (*_TESTS, *_LENGTH, "system", "name", "title")}
             write_whole(aside / CONFIG, had.experiment.model_copy(update=asked).to_toml())
         shutil.rmtree(folder, ignore_errors=True)  # begun and not finished
         take_over(out, had.folder)
@@ -123,18 +153,22 @@ def _training(experiment: Experiment) -> str:
 
 def _looks(experiment: Experiment) -> list[Any]:
     """How a run is looked at, and for how long."""
-    return [*(getattr(experiment, name) for name in sorted(_TESTS | _LENGTH)), experiment.system.straggling]
+    return [getattr(experiment, name) for name in sorted(_TESTS | _LENGTH)]
+
+
+def _clock(experiment: Experiment) -> float | None:
+    return experiment.system.straggling
 
 
 def _covers(had: Run, wanted: Experiment) -> bool:
     """Whether all that is wanted was recorded. A run that stopped at a target did so by its tests: they must agree."""
     has = had.experiment
-    if wanted.system.straggling not in (None, has.system.straggling):
+    if _clock(wanted) not in (None, _clock(has)) and not told_afterwards(wanted):
         return False
     if any(part.privacy for part in has.algorithms) and not had.finished:
         return False  # what it has cost is told at its end
     if has.eval_every is None or wanted.eval_every is None or has.target is not None:
-        return had.finished and _looks(has)[:-1] == _looks(wanted)[:-1]
+        return had.finished and _looks(has) == _looks(wanted)
     last = wanted.rounds == has.rounds or wanted.rounds % has.eval_every == 0  # is tested
     often = wanted.eval_every % has.eval_every == 0
     return wanted.rounds <= has.rounds and last and often and set(wanted.evaluate_on) <= set(has.evaluate_on)
@@ -142,7 +176,7 @@ def _covers(had: Run, wanted: Experiment) -> bool:
 
 def _cut(records: Records, wanted: Experiment) -> Records:
     """What the experiment would have recorded of it."""
-    untimed = ["simulated_seconds"] if wanted.system.straggling is None else []
+    untimed = [SECONDS] if _clock(wanted) is None else []
     kept: Records = []
     for record in records:
         round = record["round"] + 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from textwrap import shorten
@@ -60,7 +61,7 @@ def reproduce(
     wanted = runs(study)
     _check_folder(study, out)
     if so_far:
-        study, outcomes = _cut_short(study, wanted, out)
+        study, outcomes = _cut_short(study, wanted, out, data_folder)
     _introduce(study, wanted, console)
     began, line = time.perf_counter(), command(study, file)
     if so_far:
@@ -162,11 +163,22 @@ def _say(console: Console) -> Any:
 # The runs -------------------------------------------------------------------------------------------------------------
 
 
-def _cut_short(study: Study, wanted: Sequence[StudyRun], out: Path) -> tuple[Study, list[tuple[StudyRun, Outcome]]]:
+def _cut_short(
+    study: Study, wanted: Sequence[StudyRun], out: Path, data_folder: Path | None
+) -> tuple[Study, list[tuple[StudyRun, Outcome]]]:
     """The study with as many rounds as all runs that were begun have, and what those came to."""
+    from fedloom.data.catalog import Shelf
+    from fedloom.experiments.adoption import twins
+    from fedloom.experiments.clocks import timed
     from fedloom.experiments.stacks import so_far
 
-    outcomes, rounds = so_far(wanted, out)
+    begun, rounds = so_far(wanted, out)
+    found, shelf = {run.slug: outcome for run, outcome in begun}, Shelf()
+    for alike in twins(wanted):
+        for left in [found[run.slug] for run in alike if run.slug in found][:1]:
+            for run in (run for run in alike if run.slug not in found):
+                found[run.slug] = replace(left, rounds=list(timed(left.rounds, run.experiment, data_folder, shelf)))
+    outcomes = [(run, found[run.slug]) for run in wanted if run.slug in found]
     return study.model_copy(update={"overrides": {**study.overrides, "rounds": rounds}}), outcomes
 
 
@@ -181,21 +193,38 @@ def _run(
 ) -> None:
     """All runs that are not finished, stack by stack; an interrupt says how far it came."""
     from fedloom.data.catalog import Shelf
-    from fedloom.experiments.adoption import adopt
+    from fedloom.experiments.adoption import adopt, twins
     from fedloom.experiments.stacks import finished, rounds_left, stacks, train
 
-    missing = [run for run in wanted if not finished(run.experiment, out / run.slug)]
+    def unfinished(runs: Sequence[StudyRun]) -> list[StudyRun]:
+        return [run for run in runs if not finished(run.experiment, out / run.slug)]
+
+    missing = unfinished(wanted)
     write_whole(out / CONFIG, study.to_toml())  # not before what is there was found to have the same settings
-    if taken := adopt(missing, out, reuse):
+    if taken := adopt(missing, out, reuse, data_folder):
         _say(console)(f"{taken:,} runs taken from {', '.join(str(folder) for folder in reuse)}")
-        missing = [run for run in missing if not finished(run.experiment, out / run.slug)]
+        missing = unfinished(missing)
     done = len(wanted) - len(missing)
     if done:
         _say(console)(f"{done:,} of {len(wanted):,} runs are finished and not run again")
     if not missing:
         return
-    pile = stacks(missing)
     shelf, name = Shelf(), ""
+    waiting = {run.slug for run in missing}
+    others: dict[str, list[StudyRun]] = {}  # by the run from whose training they are told
+    for alike in twins(wanted):
+        first, *rest = sorted(alike, key=lambda run: run.slug in waiting)  # a finished one, if there is one
+        others[first.slug] = [run for run in rest if run.slug in waiting]
+
+    def tell(trained: StudyRun) -> int:
+        alike = others[trained.slug]
+        return adopt(alike, out, [out / trained.slug], data_folder, shelf) if alike else 0
+
+    if clocks := sum(map(len, others.values())):
+        _say(console)(f"{clocks:,} runs differ from others in their clock alone, and are told from their training")
+    done += sum(tell(run) for run in wanted if run.slug in others and run.slug not in waiting)
+    missing = [run for run in missing if run.slug in others]
+    pile = stacks(missing)
     left = {run.slug: rounds_left(run.experiment, out / run.slug) for run in missing}
     total = sum(left.values())
     told = since = time.perf_counter()
@@ -232,7 +261,7 @@ def _run(
                     train(stack, out, shelf, data_folder, watch)
                 finally:
                     spent(stack[0])
-                done += len(stack)
+                done += len(stack) + sum(map(tell, stack))
                 through += sum(left[run.slug] for run in stack)
                 bar.update(task, completed=through)
                 now = time.perf_counter()
