@@ -94,41 +94,17 @@ def _table(result: dict[str, Any]) -> list[str]:
     several = "measure" not in axes and len({cell.get("measure") for cell in result["measured"]}) > 1
     head = [*axes, *(["measure"] if several else []), "measured", "published", "match"]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    own = HERE / result["folder"] / "study.toml"
-    study = read_study(own if own.exists() else find_study(result["id"]))
-    digits = {each.name: each.decimals for each in study.measures}
     for cell in result["measured"]:
         paper = published.get(_key(cell))
         match = {True: "yes", False: "no"}.get(paper.get("matched"), "") if paper else ""
         row = [*(cell["cell"].get(axis, "") for axis in axes), *([cell["measure"]] if several else [])]
-        shown = [_shown(each, digits.get(cell.get("measure"), 0)) if each else "" for each in (cell, paper)]
+        shown = [each["words"] if each else "" for each in (cell, paper)]
         lines.append(f"| {' | '.join([*row, *shown, match])} |")
     return lines
 
 
 def _key(cell: dict[str, Any]) -> str:
     return json.dumps([cell["cell"], cell.get("measure")], sort_keys=True)
-
-
-def _shown(cell: dict[str, Any], digits: int) -> str:
-    """A number with its spread; a fact as it is.
-
-    >>> _shown({"measure": "rounds", "value": 41.333, "spread": 12.9}, 0), _shown({"value": None, "best": 94.48}, 2)
-    ('41.3 ± 12.9', 'N/A (94.48)')
-    >>> _shown({"measure": "examples", "value": 250000}, 0)
-    '250,000'
-    """
-    values = cell.get("values")
-    reached = "" if not values or None not in values else f" in {len(values) - values.count(None)} of {len(values)}"
-    if cell["value"] is None or (values and 2 * values.count(None) > len(values)):
-        return f"N/A ({cell['best']:.{digits}f})" if cell.get("best") is not None else "N/A"
-    if isinstance(cell["value"], str) or cell.get("measure") is None:
-        return str(cell["value"]) if isinstance(cell["value"], str) else f"{cell['value']:,.10g}"
-    spread = cell.get("spread", cell.get("std"))
-    if spread is None:
-        return f"{cell['value']:,.{digits}f}{reached}"
-    digits = max(1, digits)  # a mean of rounds has a decimal too
-    return f"{cell['value']:,.{digits}f} ± {spread:,.{digits}f}{reached}"
 
 
 def _claim(claim: dict[str, Any]) -> str:

@@ -18,11 +18,11 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "seconds": ("a number", is_number),
-    "diverged": ("the words of an error", lambda value: isinstance(value, str)),
-}
+_Kinds = dict[str, tuple[str, Callable[[Any], bool]]]
+_KINDS: _Kinds = {"seconds": ("a number", is_number)}
 """What a key is, in every object that has it: figures are computed with these."""
+_OF_A_SUMMARY: _Kinds = {"diverged": ("the words of an error", lambda value: isinstance(value, str))}
+"""And in a `summary.json`; in the results of a study it is a count."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise Damaged(f"{path}: expected JSON, got a mistake in it: {str(error)[:200]}") from None
     if not isinstance(content, dict):
         raise Damaged(f"{path}: expected a JSON object, got {type(content).__name__}")
-    for key, (expected, fits) in _KINDS.items():
+    for key, (expected, fits) in (_KINDS | (_OF_A_SUMMARY if path.name == SUMMARY else {})).items():
         if key in content and not fits(content[key]):
             raise Damaged(f"{path}, {key}: expected {expected}, got {shown(content[key])}")
     return content

@@ -20,6 +20,8 @@ from fedloom.durable import write_whole as write_whole
 from fedloom.errors import Damaged, FedloomError
 
 CONFIG, METRICS, SUMMARY, CHECKPOINTS = "config.toml", "metrics.jsonl", "summary.json", "checkpoints"
+RESULTS, FIGURE = "results.json", "figure.png"
+"""What a reproduced table or figure came to, measured beside published, and its picture."""
 
 SETTLED = ("executor", "chunk", "device", "dtype", "threads")
 """Settings that are resolved when a run begins: its own directory has them, the experiment's need not."""

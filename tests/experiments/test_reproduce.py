@@ -26,6 +26,7 @@ from fedloom.experiments import adoption, build, registry, reproduce, stacks
 from fedloom.experiments.model_sections import ModelSection
 from fedloom.experiments.study import Study, StudyRun, read_study, runs
 from fedloom.experiments.study_report import command
+from fedloom.report.page import write_report
 from fedloom.report.study_table import print_table
 from fedloom.rundir import METRICS, SETTLED
 
@@ -197,6 +198,8 @@ def test_a_study_is_run_printed_and_left_behind(file: Path, tmp_path: Path) -> N
         "figure: ",
     ):
         assert words in said, words
+    page = write_report([out]).read_text(encoding="utf-8")  # reads all of it back
+    assert "tiny: A tiny study" in page and "99.00 ± 80" in page
     stored = json.loads((out / "results.json").read_text(), parse_constant=pytest.fail)
     assert {
         "id",
@@ -903,6 +906,7 @@ rows = [{ row = "regression", model = { name = "logistic", inputs = 784, classes
     )
     report, said = ran(read_study(file, scale="smoke"), tmp_path / "out", file)
     assert "7,850" in said and "runs" not in said.split("results:")[0]
+    assert "7,850" in write_report([tmp_path / "out"]).read_text(encoding="utf-8")
     assert report["published"][0]["matched"] is True
     counts = text.replace('"models"', '"data"').replace(
         'model = { name = "logistic", inputs = 784, classes = 10 }',

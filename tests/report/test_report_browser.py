@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from small_runs import write_run
 
 from fedloom.report.page import write_report
@@ -52,6 +53,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_run(top / f"{index}", rounds, label, seed, data=data, algorithm={"client_lr": 0.1 * len(label)})
     study = {"id": "table", "measured": [{"cell": {"k": "v" * 60}, "value": 1.5}], "claims": [{"text": "so"}]}
     (top / "results.json").write_text(json.dumps(study))
+    Figure(figsize=(8, 3), dpi=100).savefig(top / "figure.png")
     return write_report([top])
 
 
@@ -105,6 +107,15 @@ def test_everything_is_there(open_page: Any) -> None:
     drawn = "c => new Set(c.getContext('2d').getImageData(0, 60, c.width, c.height - 60).data).size"
     assert page.locator("canvas").evaluate(drawn) > 10
     assert page.locator("#settings table").is_visible()
+    assert page.locator("#published img").evaluate("each => [each.naturalWidth, each.naturalHeight]") == [800, 300]
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_studys_figure_can_be_read(open_page: Any, width: int) -> None:
+    """On a phone it is moved within its box, not shrunk until nobody can read it."""
+    page = open_page(width)
+    shown = page.locator("#published img").bounding_box()
+    assert shown["width"] >= 600 and shown["height"] == pytest.approx(shown["width"] * 300 / 800, abs=1)
 
 
 def test_pointing_at_a_chart_tells_all_values(open_page: Any) -> None:

@@ -84,6 +84,7 @@ BROKEN = [
     ("summary.json", b'{"seed": 0', "expected JSON"),
     ("summary.json", b"[]", "expected a JSON object, got list"),
     ("results.json", b"3", "expected a JSON object, got int"),
+    ("summary.json", b'{"diverged": 0}', "diverged: expected the words of an error, got 0"),
 ]
 
 
@@ -94,6 +95,13 @@ def test_a_damaged_file_is_named(tmp_path: Path, file: str, content: bytes, said
     with pytest.raises(Damaged) as caught:
         read([tmp_path])
     assert str(folder / file) in str(caught.value) and said in str(caught.value)
+
+
+def test_a_figure_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text("{}")
+    (tmp_path / "figure.png").write_bytes(b"GIF89a")
+    with pytest.raises(Damaged, match=r"figure\.png: expected a PNG, got something else"):
+        read([tmp_path])
 
 
 def test_settings_that_are_gone_are_damage(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from fedloom.errors import FedloomError, choose, cut
 from fedloom.experiments import mistakes
 from fedloom.experiments.data_sections import AnyData
 from fedloom.experiments.measures import Measured
+from fedloom.experiments.published import Published
 from fedloom.experiments.registry import find_study
 from fedloom.experiments.results import Result
 from fedloom.experiments.study import Study, cells, experiment_of, read_study, settings
@@ -34,6 +35,19 @@ class Fact:
     cell: Cell
     value: float | str | None
     why: str = ""
+
+
+def same(fact: Fact, number: Published) -> bool | None:
+    """Whether a fact is what was printed; None where there is nothing to compare.
+
+    >>> same(Fact({}, 7850.0), Published(value=7850.0))
+    True
+    """
+    if fact.value is None or number.value is None:
+        return None
+    if isinstance(fact.value, float) and isinstance(number.value, float):
+        return math.isclose(fact.value, number.value, rel_tol=1e-9)
+    return str(fact.value) == str(number.value)
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,13 @@ from fedloom.experiments.published import Published, conflicts, match, matched, 
 from fedloom.experiments.results import Key, Result, kept, key, results
 from fedloom.experiments.runner import rounds_bar
 from fedloom.experiments.study import Study, StudyRun, cells, runs
-from fedloom.experiments.study_report import beside_published, claims_report, command, head, report
+from fedloom.experiments.study_report import beside_published, command, facts_report, report
 from fedloom.experiments.study_sections import FULL
-from fedloom.rundir import CONFIG, SUMMARY, write_json, write_whole
+from fedloom.rundir import CONFIG, FIGURE, RESULTS, SUMMARY, write_json, write_whole
 
 if TYPE_CHECKING:
     from fedloom.data.catalog import Shelf
 
-RESULTS, FIGURE = "results.json", "figure.png"
 SOON = 2.0
 """Seconds after which somebody who waits is told how far it is."""
 
@@ -336,9 +335,10 @@ def _print(
         console.print()
         print_table(console, study_table(study, found, beside, console))
     if beside and study.compared:
-        both = [(result, beside[key(result.cell)]) for result in beside_published(found, beside)]
         answers = [
-            matched(result.measure, result.measured, number) for result, number in both if study.compares(result.cell)
+            matched(result.measure, result.measured, number)
+            for result, number in beside_published(found, beside)
+            if study.compares(result.cell)
         ]
         decided = [answer for answer in answers if answer is not None]
         _say(console)(f"matched: {sum(decided)} of {len(decided)} published numbers")
@@ -376,7 +376,7 @@ def _tell_facts(
 ) -> dict[str, Any]:
     from fedloom.data.catalog import Shelf
     from fedloom.experiments.facts import as_results, facts
-    from fedloom.report.facts_table import facts_table, same, why_not
+    from fedloom.report.facts_table import facts_table, why_not
     from fedloom.report.study_table import print_table
 
     _check_folder(study, out)
@@ -396,21 +396,7 @@ def _tell_facts(
     _print_verdicts(verdicts, console)
     if study.facts == "partition":
         _draw_partitions(study, out, data_folder, shelf, console)
-    told = {
-        **head(study, "cpu", line),
-        "measured": [{"cell": fact.cell, "value": fact.value, "why": fact.why} for fact in found],
-        "published": [
-            {
-                "cell": fact.cell,
-                "value": beside[key(fact.cell)].value,
-                "matched": same(fact, beside[key(fact.cell)]) if study.compared else None,
-            }
-            for fact in found
-            if key(fact.cell) in beside
-        ],
-        "claims": claims_report(verdicts),
-        "seconds": time.perf_counter() - began,
-    }
+    told = facts_report(study, found, beside, verdicts, line) | {"seconds": time.perf_counter() - began}
     write_json(out / RESULTS, told)
     console.print(f"results: {out / RESULTS}", highlight=False, markup=False, soft_wrap=True)
     return told

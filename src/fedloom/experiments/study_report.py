@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.experiments.claims import Verdict
+from fedloom.experiments.facts import Fact, same
 from fedloom.experiments.measures import Outcome
 from fedloom.experiments.origins import origin
 from fedloom.experiments.published import Published, matched
 from fedloom.experiments.registry import experiments
 from fedloom.experiments.results import Key, Result, key
 from fedloom.experiments.study import Study, StudyRun
+from fedloom.experiments.words import difference_words, fact_words, measured_words, published_words
 
 
 def report(
@@ -41,20 +43,44 @@ def report(
                 "values": list(result.measured.values),
                 "best": result.measured.best,
                 "diverged": result.measured.diverged,
+                "words": measured_words(result.measure, result.measured),
                 **({"chosen": result.chosen} if result.chosen else {}),
             }
             for result in found
         ],
         "published": [
             {
-                **beside[key(result.cell)].model_dump(),
+                **number.model_dump(),
                 "cell": result.cell,
                 "measure": result.measure.name,
-                "matched": matched(result.measure, result.measured, beside[key(result.cell)])
-                if study.compares(result.cell)
-                else None,
+                "words": published_words(result.measure, number),
+                "difference": difference_words(result.measure, result.measured, number),
+                "matched": matched(result.measure, result.measured, number) if study.compares(result.cell) else None,
             }
-            for result in beside_published(found, beside)
+            for result, number in beside_published(found, beside)
+        ],
+        "claims": claims_report(verdicts),
+    }
+
+
+def facts_report(
+    study: Study, found: Sequence[Fact], beside: Mapping[Key, Published], verdicts: Sequence[Verdict], line: str
+) -> dict[str, Any]:
+    """The same of a table that trains nothing."""
+    both = [(fact, beside[key(fact.cell)]) for fact in found if key(fact.cell) in beside]
+    return {
+        **head(study, "cpu", line),
+        "measured": [
+            {"cell": fact.cell, "value": fact.value, "words": fact_words(fact.value), "why": fact.why} for fact in found
+        ],
+        "published": [
+            {
+                "cell": fact.cell,
+                "value": number.value,
+                "words": fact_words(number.value),
+                "matched": same(fact, number) if study.compared else None,
+            }
+            for fact, number in both
         ],
         "claims": claims_report(verdicts),
     }
@@ -95,5 +121,6 @@ def command(study: Study, file: Path | Traversable | None = None) -> str:
     return shlex.join(words)
 
 
-def beside_published(found: Sequence[Result], beside: Mapping[Key, Published]) -> list[Result]:
-    return [result for result in found if key(result.cell) in beside]
+def beside_published(found: Sequence[Result], beside: Mapping[Key, Published]) -> list[tuple[Result, Published]]:
+    """The results that stand beside a published number, and these."""
+    return [(result, beside[key(result.cell)]) for result in found if key(result.cell) in beside]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ _MARKS = {True: ("passed", "good"), False: ("failed", "bad"), None: ("not decide
 
 
 def study(one: Study, folded: bool = False) -> str:
-    """What was run, how it compares, which claims hold. What a file does not have is left out."""
+    """What was run, how it compares, which claims hold, its picture. What a file does not have is left out."""
     content = one.content
     name = ": ".join(str(part) for part in (one.name, content.get("title")) if part)
     facts = {key: _fact(key, content[key]) for key in _FACTS if content.get(key) is not None}
@@ -27,14 +28,22 @@ def study(one: Study, folded: bool = False) -> str:
     claims = _rows(content.get("claims"))
     if claims:
         parts.append(_claims(claims))
+    if one.figure is not None:
+        parts.append(_picture(one.figure, name))
     head = tag("summary", f"{tag('b', text(name))} {text(_verdict(claims))}")
     inside = head + "\n".join(filter(None, parts))
     return tag("details", inside) if folded else tag("details", inside, open="")
 
 
 def _verdict(claims: Sequence[Row]) -> str:
-    held = sum(_holds(claim) is True for claim in claims)
-    return f"{held} of {len(claims)} claims hold" if claims else ""
+    """
+    >>> _verdict([{"holds": True}, {"holds": False}, {"holds": None}]), _verdict([{"holds": None}])
+    ('1 of 2 claims hold, 1 not decided', '1 not decided')
+    """
+    answers = [_holds(claim) for claim in claims]
+    decided = sum(answer is not None for answer in answers)
+    held = [f"{answers.count(True)} of {decided} claims hold"] if decided else []
+    return ", ".join([*held, *([f"{len(claims) - decided} not decided"] if decided < len(claims) else [])])
 
 
 def _holds(claim: Row) -> bool | None:
@@ -70,21 +79,21 @@ def _coordinates(row: Row) -> dict[str, str]:
 
 def _numbers(rows: Sequence[tuple[Row, Row | None, Row | None]]) -> str:
     keys = list(dict.fromkeys(key for cell, _, _ in rows for key in cell))
-    best = any(is_number((side or {}).get("best")) for _, ours, theirs in rows for side in (ours, theirs))
     judged = any(_bool(theirs, "matched") is not None for _, _, theirs in rows)
-    headings = [*keys, "measured", "published", "difference", *(["best", "published best"] if best else [])]
-    headings += ["matched"] if judged else []
+    headings = [*keys, "measured", "published", "difference", *(["matched"] if judged else [])]
     lines = []
     for cell, ours, theirs in rows:
-        bests = [_number((side or {}).get("best")) for side in (ours, theirs)] if best else []
         coordinates = [Cell(str(cell.get(key, ""))) for key in keys]
         verdict = [_MATCHED[_bool(theirs, "matched")]] if judged else []
-        lines.append([*coordinates, _value(ours), _value(theirs), _difference(ours, theirs), *bests, *verdict])
+        lines.append([*coordinates, _value(ours), _value(theirs), _difference(ours, theirs), *verdict])
     return table(headings, lines, sortable=True)
 
 
 def _value(row: Row | None) -> Cell:
+    """In the words that `fedloom reproduce` printed; of an older file in ours."""
     cell = _number((row or {}).get("value"))
+    if row and isinstance(words := row.get("words"), str):
+        return Cell(words or "–", None if words.startswith("N/A") else cell.sort)
     spread = next((row[key] for key in ("std", "spread") if row and is_number(row.get(key))), None)
     return cell if spread is None or cell.sort is None else Cell(f"{cell.text} ± {shown(spread)}", cell.sort)
 
@@ -100,6 +109,8 @@ def _difference(ours: Row | None, theirs: Row | None) -> Cell:
     if not is_number(measured) or not is_number(told):
         return Cell("–")
     gap = round(measured - told, 9)  # 0.82 - 0.8 is not 0.02 to the last bit
+    if isinstance(words := (theirs or {}).get("difference"), str):
+        return Cell(words.replace("-", "−"), float(gap)) if words else Cell("–")
     return Cell(f"{'+' if gap > 0 else '−' if gap < 0 else '±'}{shown(abs(gap))}", float(gap))
 
 
@@ -118,11 +129,17 @@ def _claims(claims: Sequence[Row]) -> str:
     lines = []
     for claim in claims:
         said, kind = _MARKS[_holds(claim)]
-        counted = f"in {claim['held']} of {claim['of']} cases" if "held" in claim and "of" in claim else ""
+        counted = f"in {claim['held']} of {claim['of']} cases" if "held" in claim and claim.get("of") else ""
         detail = settings.shown(claim["detail"]) if claim.get("detail") not in (None, "") else ""
         more = tag("small", text("; ".join(filter(None, (counted, detail)))))
         lines.append(tag("li", f"{tag('b', said, class_=kind)} {text(claim.get('text', ''))} {more}"))
     return tag("ul", "".join(lines), class_="claims")
+
+
+def _picture(png: bytes, name: str) -> str:
+    """Within the page, at the size it was drawn at: on a phone it is moved, not shrunk until nobody can read it."""
+    source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    return tag("div", f'<img src="{source}" alt="{text(name)}">', class_="scroll picture", tabindex="0")
 
 
 def _rows(value: Any) -> list[Row]:

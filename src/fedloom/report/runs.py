@@ -11,10 +11,7 @@ from typing import Any
 
 from fedloom.documents import is_number, read_json, read_records, read_toml
 from fedloom.errors import Damaged, FedloomError
-from fedloom.rundir import CHECKPOINTS, CONFIG, METRICS, SUMMARY
-
-RESULTS = "results.json"
-"""What a reproduced table or figure came to, measured beside published."""
+from fedloom.rundir import CHECKPOINTS, CONFIG, FIGURE, METRICS, RESULTS, SUMMARY
 
 
 @dataclass(frozen=True)
@@ -72,10 +69,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Study:
-    """A table or figure that was reproduced: the content of a `results.json`."""
+    """A table or figure that was reproduced: the content of a `results.json`, and its picture, a PNG."""
 
     path: Path
     content: Mapping[str, Any]
+    figure: bytes | None = None
 
     @property
     def name(self) -> str:
@@ -106,10 +104,20 @@ def read(directories: Iterable[Path]) -> Found:
                 continue
             seen.add(folder.resolve())
             if (folder / RESULTS).is_file():
-                found.studies.append(Study(folder, read_json(folder / RESULTS)))
+                found.studies.append(Study(folder, read_json(folder / RESULTS), _figure(folder / FIGURE)))
             if _is_run(folder):
                 found.runs.append(_run(folder, directory))
     return found
+
+
+def _figure(path: Path) -> bytes | None:
+    """The picture, None where there is none."""
+    if not path.is_file():
+        return None
+    content = path.read_bytes()
+    if not content.startswith(b"\x89PNG\r\n\x1a\n"):
+        raise Damaged(f"{path}: expected a PNG, got something else: `fedloom reproduce` draws it again")
+    return content
 
 
 def columns(rounds: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]:

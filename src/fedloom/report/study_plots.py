@@ -280,24 +280,40 @@ def _draw_measure(
     if places is None:
         axes.set_xticks(at, names)
         axes.set_xlim(-0.6, len(names) - 0.4)
-    elif _apart(places):
-        axes.set_xticks(places, names)
-    elif min(places) > 0 and max(places) / min(places) >= 50:
-        axes.set_xscale("log")
-    elif min(places) == 0 < max(places) and max(places) / (least := min(place for place in places if place)) >= 50:
-        axes.set_xscale("symlog", linthresh=least)  # a zero among powers of ten
+    else:
+        _name_places(axes, places, names)
     if wanted.logarithmic:
         logarithmic(axes)
 
 
-def _apart(places: Sequence[float]) -> bool:
-    """Whether each has room for its name on an axis.
+def _name_places(axes: Axes, places: Sequence[float], names: Sequence[str]) -> None:
+    """The places' own names along the axis, as far as there is room, on a scale of powers of ten where they are."""
+    named = dict(sorted(zip(places, names, strict=True)))
+    positive = [place for place in named if place > 0]
+    if len(_with_room(list(named))) < len(named) and min(named) >= 0 and max(positive) / min(positive) >= 50:
+        if min(named) > 0:
+            axes.set_xscale("log")
+        else:
+            axes.set_xscale("symlog", linthresh=positive[0])  # a zero among powers of ten
+    kept = _with_room([float(place) for place in axes.xaxis.get_transform().transform(np.array(list(named)))])
+    axes.set_xticks([list(named)[index] for index in kept], [list(named.values())[index] for index in kept])
+    axes.minorticks_off()
 
-    >>> _apart([1, 3, 5]), _apart([1, 10, 800])
-    (True, False)
+
+def _with_room(places: Sequence[float]) -> list[int]:
+    """The places, in their order, that have room for a name: the ends, and what is not too near to one before.
+
+    >>> _with_room([1, 3, 5]), _with_room([1, 10, 400, 800]), _with_room([0, 90, 91])
+    ([0, 1, 2], [0, 2, 3], [0, 2])
     """
-    span = max(places) - min(places)
-    return all(after - before >= 0.1 * span for before, after in itertools.pairwise(sorted(places)))
+    least = 0.065 * (places[-1] - places[0])
+    kept = [0]
+    for index in range(1, len(places)):
+        if places[index] - places[kept[-1]] >= least:
+            kept.append(index)
+        elif index == len(places) - 1 and len(kept) > 1:
+            kept[-1] = index
+    return kept
 
 
 def _numeric(names: Sequence[str]) -> list[float] | None:

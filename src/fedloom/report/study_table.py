@@ -10,15 +10,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.experiments.measures import Measured
 from fedloom.experiments.published import Published, matched
 from fedloom.experiments.results import Key, Result, key
 from fedloom.experiments.study import Study
-from fedloom.experiments.study_sections import MEASURE, Cell, Measure
+from fedloom.experiments.study_sections import MEASURE, Cell
+from fedloom.experiments.words import difference_words, measured_words, published_words
 
 WIDE = 160
 """Characters that a table may take where there is no terminal to fit."""
-MATCH, MISS = "✓", "✗"
+MARKS = {True: "✓", False: "✗", None: ""}
 
 
 @dataclass(frozen=True)
@@ -31,46 +31,12 @@ class Line:
     mark: str
 
 
-def measured_words(measure: Measure, measured: Measured) -> str:
-    """A measured number with its spread over the seeds.
-
-    >>> rounds = Measure(name="rounds", kind="rounds_to", scale=100)
-    >>> measured_words(rounds, Measured((60.0, 64.0))), measured_words(rounds, Measured((None,), best=94.48, never=1))
-    ('62.0 ± 2.8', 'N/A (94.48)')
-    """
-    seeds = len(measured.values)
-    found = sum(value is not None for value in measured.values)
-    if measured.diverged and (measured.value is None or measured.unreached):
-        return "diverged" if measured.diverged == seeds else f"{measured.diverged} of {seeds} diverged"
-    if measured.value is None or measured.unreached:
-        part = f" in {measured.never} of {seeds}" if found else ""
-        return f"N/A{'' if measured.best is None else f' ({measured.best:.2f})'}{part}"
-    digits = max(measure.decimals, 1) if seeds > 1 else measure.decimals
-    spread = "" if measured.spread is None else f" ± {measured.spread:.{digits}f}"
-    part = "" if found == seeds else f" in {found} of {seeds}"
-    return f"{measured.value:,.{digits}f}{spread}{part}"
-
-
-def published_words(measure: Measure, number: Published | None) -> str:
-    if number is None:
-        return ""
-    if isinstance(number.value, str):
-        return number.value
-    if number.value is None:
-        return "N/A" if number.best is None else f"N/A ({number.best:g})"
-    spread = "" if number.std is None else f" ± {number.std:g}"
-    return f"{number.value:,.{measure.decimals}f}{spread}"
-
-
 def line(result: Result, number: Published | None, compared: bool) -> Line:
     """One cell. Without `compared` nothing is called a match: a stand-in, or a scale that changes what is run."""
     measure, measured = result.measure, result.measured
-    difference = mark = ""
-    if number is not None and isinstance(number.value, float) and measured.value is not None and not measured.unreached:
-        difference = f"{measured.value - number.value:+,.{measure.decimals}f}"
-    if number is not None and compared:
-        mark = {True: MATCH, False: MISS, None: ""}[matched(measure, measured, number)]
-    return Line(measured_words(measure, measured), published_words(measure, number), difference, mark)
+    mark = MARKS[matched(measure, measured, number)] if number is not None and compared else ""
+    away = difference_words(measure, measured, number)
+    return Line(measured_words(measure, measured), published_words(measure, number), away, mark)
 
 
 def study_table(study: Study, found: Sequence[Result], numbers: Mapping[Key, Published], console: Console) -> Table:
