@@ -16,10 +16,13 @@ import typer
 
 from fedloom import cli
 from fedloom.experiments import registry
-from fedloom.experiments.schema import read
+from fedloom.experiments.algorithm_sections import Served
+from fedloom.experiments.data_sections import DataSection
+from fedloom.experiments.robust_sections import FaultSection
+from fedloom.experiments.schema import Experiment, SystemSection, read
 
 TEMPLATE = (files("fedloom.experiments") / registry.TEMPLATE).read_text(encoding="utf-8")
-SETTING = re.compile(r"^# (?=[a-z_]+ = |\[system\])", re.MULTILINE)
+SETTING = re.compile(r"^# (?=[a-z_]+ = |\[+[a-z]+\])", re.MULTILINE)
 
 
 def exit_code(*arguments: str) -> Any:
@@ -40,6 +43,13 @@ def test_every_setting_that_is_commented_out_can_be_taken_in() -> None:
     full = read(SETTING.sub("", TEMPLATE))
     assert len(SETTING.findall(TEMPLATE)) >= 15
     assert (full.system.availability, full.target) == (0.9, 0.9) and full.algorithms[0].glad is not None
+
+
+def test_no_setting_is_left_out() -> None:
+    """Of any experiment, and of any algorithm; `fedloom list` has what each takes beside them."""
+    sections = Experiment, SystemSection, FaultSection, DataSection, Served
+    named = {name for section in sections for name in section.model_fields} - {"algorithms", "strength"}
+    assert {name for name in named if not re.search(rf"(^|[ \[]){name}( =|\])", TEMPLATE, re.MULTILINE)} == set()
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors."
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The experiment's name; the file is NAME.toml.")],
 ) -> None:
-    """Write an experiment file to edit: complete, with a remark on every setting; it runs as it is.
+    """Write an experiment file to edit: it runs as it is, with a remark on every setting.
 
     \b
     fedloom new my-experiment
@@ -147,7 +147,10 @@ def reproduce(
         ),
     ],
     scale: Annotated[
-        str | None, typer.Option(help="smoke (minutes on two cores), short, or full, which it is unless given.")
+        str | None,
+        typer.Option(
+            help="smoke (minutes on two cores), short, full (unless given), or another that it has, such as digits."
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -219,7 +222,7 @@ def _reproduce(
 
 
 def tune(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="An experiment file with a [tune] table.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="An experiment file with a table named tune.")],
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Set a key, such as rounds=20 or tune.select=last."),
