@@ -121,6 +121,37 @@ def test_lines_have_dashes_where_colours_repeat() -> None:
     assert len(HATCHES) == len(DASHES)
 
 
+def test_a_level_is_drawn_across_every_panel() -> None:
+    study = small_study("curves", 3)
+    assert study.figure is not None
+    level = study.figure.model_copy(update={"level": {"method": "rate 2"}})
+    curves, found = outcomes(study)
+    only_one = [(cell, runs) for cell, runs in curves if cell["method"] != "rate 2" or cell["epochs"] == "one"]
+    figure = draw(study.model_copy(update={"figure": level}), only_one, found, {})
+    assert figure is not None
+    for axes in figure.axes:
+        *_, last = axes.lines
+        assert len(axes.lines) == 3 and list(last.get_ydata()) == [0.2, 0.2]
+
+
+def test_names_along_an_axis_are_the_studys_own() -> None:
+    text = TEXT.replace("METHODS", 'values.a = { "algorithm.client_lr" = 1 }').replace("KIND", "lines")
+    counts = [1, 10, 11, 100, 800]
+    text = text.replace(
+        "values.one = { epochs = 1 }\nvalues.two = { epochs = 2 }", f'key = "epochs"\nvalues = {counts}'
+    )
+    study = read_study(text.replace("AXES", 'x = "epochs"'))
+    found = [
+        Result({"model": "logistic", "method": "a", "epochs": str(count)}, study.counted[0], Measured((40.0,)))
+        for count in counts
+    ]
+    figure = draw(study, [(result.cell, []) for result in found], found, {})
+    assert figure is not None
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "10", "100", "800"]
+    assert axes.get_xscale() == "log"
+
+
 @pytest.mark.parametrize("kind", ["bars", "lines", "curves"])
 @pytest.mark.parametrize(("count", "name"), [(1, SHORT), (8, "{}"), (28, SHORT), (16, LONG), (3, LONG * 3)])
 def test_a_legend_is_never_cut_off_and_leaves_room_for_the_panels(kind: str, count: int, name: str) -> None:

@@ -33,6 +33,7 @@ def check_names(study: Study) -> None:
             _check_known("figure.x", study.figure.across[:1], axes)
         elif MEASURE in (*study.figure.panels, *study.figure.lines):
             raise FedloomError(f"figure: expected metrics beside kind = 'curves', got the axis {MEASURE!r}")
+        _check_chosen(study, "figure.level", study.figure.level)
     _check_chosen(study, "only", dict(study.only))
     _check_known("--only", study.asked, axes)
     _check_chosen(study, "--only", dict(study.asked))

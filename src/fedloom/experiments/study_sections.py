@@ -282,7 +282,8 @@ class FigureSection(Section):
 
     There is a panel for every value of `panels`, and for every metric and x of curves where there are several, and in
     it a line or a colour for every value of `lines`. Of `lines` and `bars`, `measure` may be among both. `running`
-    draws the best value so far, or the mean. A metric with a star draws a thin line for each that matches.
+    draws the best value so far, or the mean. A metric with a star draws a thin line for each that matches. Of the lines
+    that `level` names the last value is drawn across every panel: centralised training, whose rounds are others.
     """
 
     kind: Literal["curves", "lines", "bars"]
@@ -292,6 +293,9 @@ class FigureSection(Section):
     x: Annotated[Text | list[Text], Expected("the name of what goes across, or a list of them")] = "round"
     panels: Names = Field(default_factory=list)
     lines: Names = Field(default_factory=list)
+    level: Annotated[Chosen, Expected("a table of axes, each with a value or a list of values")] = Field(
+        default_factory=dict
+    )
     logarithmic: Annotated[bool, Expected("true or false")] = False
 
     @property

@@ -21,7 +21,7 @@ from fedloom.experiments.measures import PER_ROUND, Outcome, matching
 from fedloom.experiments.published import Published
 from fedloom.experiments.results import Key, Result, key, without
 from fedloom.experiments.study import Study
-from fedloom.experiments.study_sections import MEASURE, Cell, FigureSection, Measure
+from fedloom.experiments.study_sections import MEASURE, Cell, FigureSection, Measure, picked
 from fedloom.report.palette import FAINT, INK
 from fedloom.report.plots import STYLE, Floats, logarithmic, percent, thousands, write_png
 from fedloom.report.study_legend import Look, add_legend, handle, nth_look, published_handle
@@ -170,7 +170,9 @@ def _draw_curves(
     metric, x = shown
     targets: set[float | None] = set()
     for line in lines:
-        runs = [each for cell, outcomes in curves if (panel | line).items() <= cell.items() for each in outcomes]
+        level = bool(wanted.level) and picked(line, wanted.level)
+        place = line if level else panel | line
+        runs = [each for cell, outcomes in curves if place.items() <= cell.items() for each in outcomes]
         targets |= {each.target for each in runs}
         colour, dash, _ = looks[key(line)]
         if "*" in metric:
@@ -183,6 +185,9 @@ def _draw_curves(
         if not at.size:
             continue
         values = _running(values, wanted.running)
+        if level:
+            axes.axhline(values[:, -1].mean(), color=colour, linestyle=dash, linewidth=1.8)
+            continue
         axes.fill_between(at, values.min(0), values.max(0), color=colour, alpha=0.13, linewidth=0)
         marker = "o" if at.size == 1 else None
         axes.plot(at, values.mean(0), color=colour, linestyle=dash, linewidth=1.8, marker=marker)
