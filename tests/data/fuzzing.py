@@ -26,7 +26,7 @@ from fedloom import checkpoint
 from fedloom.accounting import LEDGER, Ledger
 from fedloom.data import natural, tff, wordpiece
 from fedloom.errors import FedloomError
-from fedloom.experiments import origins, published, reproduce, runner, schema, stacks, study, tune_file
+from fedloom.experiments import origins, published, runner, schema, stacks, study, study_runs, tune_file
 from fedloom.experiments.measures import measure_cell
 from fedloom.experiments.selection import Rule
 from fedloom.experiments.study_sections import Measure
@@ -170,7 +170,7 @@ def _finished(name: str) -> Make:
 
 def made_json(folder: Path) -> tuple[Path, Read]:
     path = small.put(folder / origins.MADE, b'{"command": "fedloom reproduce small", "seconds": 12.5}')
-    return path, lambda path: reproduce.duration(origins.made(path.parent).get("seconds", 0.0))
+    return path, lambda path: study_runs.duration(origins.made(path.parent).get("seconds", 0.0))
 
 
 def privacy_json(folder: Path) -> tuple[Path, Read]:

@@ -22,7 +22,7 @@ from rich.text import Text
 from fedloom import cli, documents, resumption
 from fedloom.data.catalog import Shelf
 from fedloom.errors import Damaged, FedloomError
-from fedloom.experiments import adoption, build, registry, reproduce, stacks
+from fedloom.experiments import adoption, build, clocks, registry, reproduce, stacks, study_runs
 from fedloom.experiments.model_sections import ModelSection
 from fedloom.experiments.study import Study, StudyRun, read_study, runs
 from fedloom.experiments.study_report import command
@@ -117,7 +117,7 @@ def _not_timed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """Rounds are timed for an estimate where it is looked at, which takes as long as these studies."""
     looked_at = (test_a_study_is_run_printed_and_left_behind, test_the_estimate_is_of_the_rounds_that_are_left)
     if request.function not in looked_at:
-        monkeypatch.setattr(reproduce, "estimate", lambda missing, *_: {run.slug: 1.0 for run in missing})
+        monkeypatch.setattr(study_runs, "estimate", lambda missing, *_: {run.slug: 1.0 for run in missing})
 
 
 def ran(study: Study, out: Path, file: Path | None = None, **options: Any) -> tuple[dict[str, Any], str]:
@@ -328,7 +328,7 @@ def test_a_run_that_ended_at_its_target_does_not_cut_the_others_short(file: Path
         stacks.train(stack, out, Shelf(), None, signals)
     (out / "config.toml").write_text(study.to_toml())
     lengths = {run.slug: len(documents.read_records(out / run.slug / METRICS)) for run in stack}
-    told, rounds = stacks.so_far(stack, out)
+    told, rounds, _ = study_runs.begun(stack, out, None)
     assert min(lengths.values()) < rounds
     assert {run.slug: len(left.rounds) for run, left in told} == {name: min(n, rounds) for name, n in lengths.items()}
 
@@ -354,7 +354,7 @@ def test_the_estimate_is_of_the_rounds_that_are_left(
     kept = [summary["resolved"]["resumed"]["round"] for summary in summaries]
     assert all(round >= 1 for round in kept)
     left = sum(3 - round for round in kept) + 3 * len(untouched)
-    assert f"estimated time on this machine: {reproduce.duration(100.0 * left)} (" in said
+    assert f"estimated time on this machine: {study_runs.duration(100.0 * left)} (" in said
 
 
 def test_what_is_to_go_is_what_it_was_expected_to_take(file: Path) -> None:
@@ -363,8 +363,8 @@ def test_what_is_to_go_is_what_it_was_expected_to_take(file: Path) -> None:
     study = read_study(file)
     first, second, third = pile = stacks.stacks(runs(study))
     expected = {run.slug: seconds for stack, seconds in zip(pile, (1.0, 3.0, 100.0), strict=True) for run in stack}
-    assert [reproduce._ahead(stack, pile, expected) for stack in (first, second, third)] == [103.0, 25.0, 0.0]
-    assert reproduce._ahead(first, pile, dict.fromkeys(expected, 0.0)) == 0.0  # too short to be timed
+    assert [study_runs._ahead(stack, pile, expected) for stack in (first, second, third)] == [103.0, 25.0, 0.0]
+    assert study_runs._ahead(first, pile, dict.fromkeys(expected, 0.0)) == 0.0  # too short to be timed
 
 
 @pytest.mark.usefixtures("blank_pictures")
@@ -372,7 +372,7 @@ def test_what_is_to_go_is_what_it_was_expected_to_take(file: Path) -> None:
 def test_a_study_of_several_stacks_says_how_far_it_is_unless_it_is_quiet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: bool
 ) -> None:
-    monkeypatch.setattr(reproduce, "SOON", 0.0)
+    monkeypatch.setattr(study_runs, "SOON", 0.0)
     _, said = ran(read_study(PLAIN, ["experiment.seeds=[0]"]), tmp_path / "out", quiet=quiet)
     assert ("to go" in said) is not quiet
 
@@ -471,7 +471,7 @@ def test_what_is_told_again_keeps_its_origin(file: Path, tmp_path: Path) -> None
 def test_what_a_kill_leaves_knows_its_seconds(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is written when a process is killed, so that what was written before has to tell."""
     out, seen = tmp_path / "out", list[float]()
-    monkeypatch.setattr(reproduce, "SOON", 0.0)
+    monkeypatch.setattr(study_runs, "SOON", 0.0)
 
     def train(stack: list[StudyRun], folder: Path, *others: Any) -> None:
         watch = others[-1]
@@ -484,8 +484,9 @@ def test_what_a_kill_leaves_knows_its_seconds(file: Path, tmp_path: Path, monkey
 
     trained = stacks.train
     monkeypatch.setattr(stacks, "train", train)
-    told = reproduce.reproduce(read_study(file), out, file, quiet=True)
-    assert seen == sorted(seen) and 0 < seen[0] < seen[-1] <= told["seconds"] < seen[-1] + 60
+    one_stack = read_study(file, asked=["epochs=1"])
+    told = reproduce.reproduce(one_stack, out, file, quiet=True)
+    assert seen == sorted(set(seen)) and len(seen) > 4 and seen[-1] <= told["seconds"] < seen[-1] + 60
 
 
 def test_a_part_of_a_study_is_compared_and_told_as_such(file: Path, tmp_path: Path) -> None:
@@ -765,7 +766,7 @@ def test_runs_that_differ_in_their_clock_alone_are_trained_once(
     told, said = ran(study, tmp_path / "once")
     assert len(trained) == 2 and "4 runs differ from others in their clock alone" in said
     assert said.index("4 runs differ") < said.index("estimated time")
-    for both in zip(*adoption.twins(runs(study)), strict=True):  # a stack for each clock
+    for both in zip(*clocks.twins(runs(study)), strict=True):  # a stack for each clock
         stacks.run_stack(
             [stacks.StackRun(run.experiment, tmp_path / "apart" / run.slug) for run in both], Shelf(), None
         )
@@ -779,11 +780,124 @@ def test_runs_that_differ_in_their_clock_alone_are_trained_once(
     assert trained == [] and again["measured"] == told["measured"]
 
 
+@pytest.mark.parametrize(
+    ("axis", "values"),
+    [("executor", '["loop", "vectorized"]'), ("threads", "[1, 2]"), ("eval_every", "[1, 2]"), ("rounds", "[3, 4]")],
+)
+def test_only_the_clock_is_no_difference(axis: str, values: str) -> None:
+    study = read_study(
+        CLOCKS.replace('"system.straggling"\nvalues = [0.1, 10.0, 100.0]', f'"{axis}"\nvalues = {values}')
+    )
+    assert [len(alike) for alike in clocks.twins(runs(study))] == [1] * len(runs(study))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        'sampler = "attention"',  # who is drawn is learnt
+        'algorithm = { name = "central", client_lr = 0.5 }',  # nobody is drawn
+        'sampler = "poisson"\nalgorithm = { name = "fedavg", client_lr = 0.5, clip = 1.0, weighting = "uniform", '
+        "privacy = { noise_multiplier = 1.0, delta = 1e-3 } }",  # nobody may know who is drawn
+        "system = { deadline = 9.0 }",  # the others wait no longer
+        "system = { over_selection = 1.5 }",
+    ],
+)
+def test_a_clock_that_cannot_be_told_afterwards_is_a_difference(setting: str) -> None:
+    own = 'algorithm = { name = "fedavg", client_lr = 0.5 }'
+    text = CLOCKS.replace(own, setting if "algorithm" in setting else f"{own}\n{setting}")
+    text = text[: text.index("[[axes]]")] + text[text.index('[[axes]]\nname = "lambda"') : text.index("[table]")]
+    study = read_study(text)
+    assert [len(alike) for alike in clocks.twins(runs(study))] == [1] * len(runs(study)) != []
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_clocks_of_a_run_that_diverges_at_once_are_told_too(tmp_path: Path) -> None:
+    """Such a run has a summary, and no rounds."""
+    study = read_study(CLOCKS.replace("client_lr = 0.5", "client_lr = 1e38"), (), "smoke")
+    told, said = ran(study, tmp_path / "out")
+    assert told["diverged"] == told["runs"] == 6 and "4 runs differ" in said
+    assert not list((tmp_path / "out").rglob("metrics.jsonl"))
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_what_cannot_be_told_after_all_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = read_study(CLOCKS, (), "smoke")
+    monkeypatch.setattr(study_runs, "adopt", lambda *_: 0)
+    told, _ = ran(study, tmp_path / "out")
+    assert told["runs"] == 6 and None not in [each["value"] for each in told["measured"]]
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_the_run_that_came_furthest_is_the_one_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study, out = read_study(CLOCKS.replace("rounds = 4", "rounds = 8"), asked=["method=FedAvg"]), tmp_path / "out"
+    [(first, second, last), *_] = clocks.twins(runs(study))
+
+    def interrupted(run: StudyRun, after: int) -> None:
+        def signals(record: Any) -> None:
+            if record["round"] == after:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with pytest.raises(KeyboardInterrupt):
+            stacks.run_stack([stacks.StackRun(run.experiment, out / run.slug, signals)], Shelf(), None)
+
+    interrupted(first, 1)
+    interrupted(last, 5)
+    (out / "config.toml").write_text(study.to_toml())
+    assert next(alike[0] for alike in study_runs.trainings(runs(study), out)) == last
+    told, said = ran(study, out, so_far=True)
+    assert "so far: 6 rounds of 3 of 6 runs" in said and told["runs"] == 3
+    monkeypatch.setattr(stacks, "seconds_per_round", lambda *_: 1.0)
+    trained: list[tuple[str, int]] = []
+    train = stacks.train
+
+    def watched(stack: Sequence[StudyRun], *rest: Any) -> None:
+        def look(run: StudyRun, record: dict[str, Any]) -> None:
+            trained.append((run.slug, record["round"]))
+
+        train(stack, *rest[:-1], look)
+
+    monkeypatch.setattr(stacks, "train", watched)
+    ran(study, out)
+    of_seed = [place for place in trained if place[0] in (first.slug, second.slug, last.slug)]
+    assert [slug for slug, _ in of_seed] == [last.slug] * len(of_seed) and len(of_seed) < 4
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_a_cell_that_is_told_keeps_its_own_target_so_far(tmp_path: Path) -> None:
+    """`target` may differ where no run ends at it: rounds are counted to each cell's own."""
+    text = CLOCKS.replace('"system.straggling"\nvalues = [0.1, 10.0, 100.0]', '"target"\nvalues = [0.1, 0.99]')
+    text = text.replace('kind = "total"\nmetric = "simulated_seconds"', 'kind = "rounds_to"')
+    study = read_study(text, asked=["method=FedAvg"])
+    whole, _ = ran(study, tmp_path / "whole")
+    [(first, _), *_] = clocks.twins(runs(study))
+    stacks.run_stack([stacks.StackRun(first.experiment, tmp_path / "begun" / first.slug)], Shelf(), None)
+    (tmp_path / "begun" / "config.toml").write_text(study.to_toml())
+    told, _ = ran(study, tmp_path / "begun", so_far=True)
+    found = {json.dumps(each["cell"]): each["values"][0] for each in told["measured"]}
+    assert found == {json.dumps(each["cell"]): each["values"][0] for each in whole["measured"]}
+    assert len(set(found.values())) > 2
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_without_the_data_the_other_clocks_are_left_out_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study, out = read_study(CLOCKS, (), "smoke"), tmp_path / "out"
+    [first, *_] = clocks.twins(runs(study))
+    stacks.run_stack([stacks.StackRun(first[0].experiment, out / first[0].slug)], Shelf(), None)
+    (out / "config.toml").write_text(study.to_toml())
+
+    def gone(*_: Any) -> Any:
+        raise FedloomError("digits: expected its files, got nothing")
+
+    monkeypatch.setattr(build, "build_federation", gone)
+    told, said = ran(study, out, so_far=True)
+    assert told["runs"] == 1 and "left out: digits: expected its files" in said
+
+
 @pytest.mark.usefixtures("blank_pictures")
 def test_what_a_begun_study_has_come_to_is_told_with_all_clocks(tmp_path: Path) -> None:
     study = read_study(CLOCKS, (), "smoke")
     whole, _ = ran(study, tmp_path / "whole")
-    [first, *_] = adoption.twins(runs(study))
+    [first, *_] = clocks.twins(runs(study))
     stacks.run_stack([stacks.StackRun(first[0].experiment, tmp_path / "begun" / first[0].slug)], Shelf(), None)
     (tmp_path / "begun" / "config.toml").write_text(study.to_toml())
     told, said = ran(study, tmp_path / "begun", so_far=True)

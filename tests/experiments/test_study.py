@@ -165,6 +165,20 @@ def test_what_comes_later_wins() -> None:
     assert read_study(changed.to_toml()) == changed
 
 
+def test_the_last_that_a_cell_is_in_says_whether_it_is_skipped() -> None:
+    skip = '[[where]]\ncell = { method = "FedAvg" }\nskip = true\n'
+    back = '[[where]]\ncell = { method = "FedAvg", clients = ["8"] }\nskip = false\n'
+    said = [
+        [
+            cell
+            for cell in cells(read_study(edited(("[[measures]]", order + "[[measures]]"))))
+            if cell["method"] == "FedAvg"
+        ]
+        for order in (skip + back, back + skip)
+    ]
+    assert [{cell["clients"] for cell in each} for each in said] == [{"8"}, set()]
+
+
 def test_a_target_ends_runs_only_where_nothing_later_is_measured() -> None:
     assert {(run.target, run.experiment.target) for run in runs(read_study(TEXT))} == {(0.5, 0.5)}
     more = '[[measures]]\nname = "final"\nkind = "final"\n\n[table]'

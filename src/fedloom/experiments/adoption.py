@@ -21,7 +21,7 @@ from fedloom.data.catalog import Shelf
 from fedloom.documents import left_behind, read_records, read_toml
 from fedloom.errors import Damaged, FedloomError
 from fedloom.evaluation import PREFIXES
-from fedloom.experiments.clocks import SECONDS, timed, told_afterwards
+from fedloom.experiments.clocks import timed, told_afterwards
 from fedloom.experiments.origins import take_over
 from fedloom.experiments.schema import Experiment, read
 from fedloom.experiments.study import StudyRun
@@ -75,22 +75,14 @@ def adopt(
     return sum(_take(run, out / run.slug, there.get(_training(run.experiment), []), out, timing) for run in runs)
 
 
-def twins(runs: Iterable[StudyRun]) -> list[list[StudyRun]]:
-    """The runs, those together of which any can be told from any other, for they differ in their clock alone."""
-    found: dict[str, list[StudyRun]] = {}
-    for run in runs:
-        own = None if told_afterwards(run.experiment) else run.slug
-        alike = repr((_training(run.experiment), _looks(run.experiment), own))
-        found.setdefault(alike, []).append(run)
-    return list(found.values())
-
-
 def _begun(folders: Iterable[Path]) -> Iterator[Run]:
     """The studies' runs in the folders; what a kill left half copied is hidden, and none."""
     for folder in folders:
         for config in sorted(folder.rglob(CONFIG)):
             hidden = any(part.startswith(".") for part in config.relative_to(folder).parts)
-            if not hidden and (config.parent / METRICS).exists():
+            if not hidden and any(
+                (config.parent / name).exists() for name in (METRICS, SUMMARY)
+            ):  # or it diverged at once
                 with suppress(FedloomError):  # a run of a script's, or of Flower's
                     yield Run(read(config), config.parent)
 
@@ -114,7 +106,7 @@ def _take(run: StudyRun, folder: Path, able: Sequence[Run], out: Path, timing: T
             continue  # it has not come as far
         if last:
             summary.pop("diverged", None)  # it did later, if at all
-        if _clock(wanted) not in (None, _clock(had.experiment)):
+        if _clock(wanted) != _clock(had.experiment):
             kept = list(timing(kept, wanted))
         aside = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(aside, ignore_errors=True)  # left by a kill
@@ -122,7 +114,8 @@ def _take(run: StudyRun, folder: Path, able: Sequence[Run], out: Path, timing: T
         if len(kept) < len(records) or not had.finished or other(had):
             seconds = sum(record.get("seconds") or 0.0 for record in kept)
             left = {"rounds": len(kept), "final": kept[-1] if kept else {}, "seconds": seconds}
-            write_whole(aside / METRICS, "".join(f"{json.dumps(record)}\n" for record in kept))
+            if records:
+                write_whole(aside / METRICS, "".join(f"{json.dumps(record)}\n" for record in kept))
             write_json(aside / SUMMARY, summary | left)
             asked = {name: getattr(wanted, name) for name in (*_TESTS, *_LENGTH, "system", "name", "title")}
             write_whole(aside / CONFIG, had.experiment.model_copy(update=asked).to_toml())
@@ -176,13 +169,12 @@ def _covers(had: Run, wanted: Experiment) -> bool:
 
 def _cut(records: Records, wanted: Experiment) -> Records:
     """What the experiment would have recorded of it."""
-    untimed = [SECONDS] if _clock(wanted) is None else []
     kept: Records = []
     for record in records:
         round = record["round"] + 1
         tested = wanted.eval_every is None or round % wanted.eval_every == 0 or round == wanted.rounds
         places = wanted.evaluate_on if tested else ()
-        unwanted = (*untimed, *(prefix for place, prefix in PREFIXES.items() if place not in places))
+        unwanted = tuple(prefix for place, prefix in PREFIXES.items() if place not in places)
         kept.append({name: value for name, value in record.items() if not name.startswith(unwanted)})
         if round == wanted.rounds or wanted.arrived(kept[-1]):
             break

@@ -15,6 +15,7 @@ from fedloom.batches import Batching
 from fedloom.data.catalog import Shelf
 from fedloom.experiments import build
 from fedloom.experiments.schema import Experiment
+from fedloom.experiments.study import StudyRun
 from fedloom.faults import Faults
 from fedloom.sampling import as_sampler
 
@@ -28,10 +29,27 @@ def told_afterwards(experiment: Experiment) -> bool:
     return not (experiment.system.waits or pooled or secret or as_sampler(experiment.sampler).observes)
 
 
+def twins(runs: Iterable[StudyRun]) -> list[list[StudyRun]]:
+    """The runs, those together of which any can be told from any other: they differ in their clock alone."""
+    found: dict[str, list[StudyRun]] = {}
+    for run in runs:
+        settings = run.experiment.to_mapping()
+        alike = {name: value for name, value in settings.items() if name not in ("name", "title")}
+        if told_afterwards(run.experiment):
+            alike["system"] = {name: value for name, value in alike["system"].items() if name != "straggling"}
+        else:
+            alike["slug"] = run.slug
+        found.setdefault(repr(alike), []).append(run)
+    return list(found.values())
+
+
 def timed(
     records: Iterable[Mapping[str, Any]], wanted: Experiment, data_folder: Path | None, shelf: Shelf
 ) -> Iterator[dict[str, Any]]:
-    """A run's rounds with the clock of the experiment that is wanted."""
+    """A run's rounds with the clock of the experiment that is wanted; where that has none the data are not read."""
+    if wanted.system.straggling is None:
+        yield from ({name: value for name, value in record.items() if name != SECONDS} for record in records)
+        return
     data = build.build_federation(wanted, data_folder, shelf)
     options = build.build_options(wanted, data)
     seed = options["seed"] if options["sampling_seed"] is None else options["sampling_seed"]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from fedloom import lock
 from fedloom.documents import left_behind, read_records
@@ -312,6 +313,11 @@ def _picture(
 
     learning_curves_and_mix(curves, data, path, title)
     console.print(f"picture: {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+def say(console: Console, words: str, style: str = "") -> None:
+    """A line, as long as it is."""
+    console.print(Text(words, style=style), soft_wrap=True)
 
 
 @contextmanager

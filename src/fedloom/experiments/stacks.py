@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -216,20 +216,14 @@ def outcome(run: StudyRun, out: Path) -> Outcome:
     return Outcome(records, run.target, summary.get("diverged"), device)
 
 
-def so_far(runs: Iterable[StudyRun], out: Path) -> tuple[list[tuple[StudyRun, Outcome]], int]:
-    """What the runs that were begun have left, and how many rounds of it all of them have: up to a test they share."""
-    found: list[tuple[StudyRun, Outcome]] = []
-    reached: list[int] = []
-    for run in runs:
-        folder = out / run.slug
-        if finished(run.experiment, folder):
-            found.append((run, outcome(run, out)))
-        elif records := read_records(folder / METRICS):
-            tested = [record["round"] + 1 for record in records if record.get("test_loss") is not None]
-            if not run.experiment.arrived(records[-1]):  # else it is over, and waits for those it is stacked with
-                reached.append(max(tested, default=0))
-            found.append((run, Outcome(records, run.target, None, run.experiment.device or "cpu")))
-    if not found:
-        raise FedloomError(f"{out}: expected a study that was begun, got none: leave out --so-far")
-    rounds = min(reached, default=max(run.experiment.rounds for run, _ in found))
-    return [(run, replace(left, rounds=left.rounds[:rounds])) for run, left in found], rounds
+def so_far(run: StudyRun, out: Path) -> tuple[Outcome, int | None] | None:
+    """What a run has left that was begun, and up to which round that is tested; None for one that is over."""
+    if finished(run.experiment, out / run.slug):
+        return outcome(run, out), None
+    records = read_records(out / run.slug / METRICS)
+    if not records:
+        return None
+    left = Outcome(records, run.target, None, run.experiment.device or "cpu")
+    if run.experiment.arrived(records[-1]):
+        return left, None  # it is over, and waits for those it is stacked with
+    return left, max((record["round"] + 1 for record in records if record.get("test_loss") is not None), default=0)
