@@ -13,18 +13,24 @@ from fedloom.errors import Damaged
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('{"seconds": "x"}', "x.json, seconds: expected a number, got 'x'"),
-        ('{"seconds": NaN}', "x.json, seconds: expected a number, got None"),
-        ('{"seconds": 1e400}', "x.json, seconds: expected a number, got inf"),
-        ('{"seconds": true}', "x.json, seconds: expected a number, got True"),
-        ('{"seconds": %s}' % ("9" * 400), "x.json, seconds: expected a number, got 9{57}..."),
-        ('{"diverged": [1]}', "x.json, diverged: expected the words of an error, got list"),
+        ('{"seconds": "x"}', "seconds: expected a number, got 'x'"),
+        ('{"seconds": NaN}', "seconds: expected a number, got None"),
+        ('{"seconds": 1e400}', "seconds: expected a number, got inf"),
+        ('{"seconds": true}', "seconds: expected a number, got True"),
+        ('{"seconds": %s}' % ("9" * 400), "seconds: expected a number, got 9{57}..."),
+        ('{"diverged": [1]}', "diverged: expected the words of an error, got list"),
     ],
 )
 def test_what_figures_are_made_of_has_its_kind(text: str, told: str, tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text(text)
-    with pytest.raises(Damaged, match=f"{told}$"):
-        read_json(tmp_path / "x.json")
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(Damaged, match=f"summary.json, {told}$"):
+        read_json(tmp_path / "summary.json")
+
+
+def test_how_many_runs_of_a_study_diverged_is_a_number(tmp_path: Path) -> None:
+    """In `results.json` that key counts runs, and is no error's words."""
+    (tmp_path / "results.json").write_text('{"diverged": 2}')
+    assert read_json(tmp_path / "results.json") == {"diverged": 2}
 
 
 @pytest.mark.parametrize(
