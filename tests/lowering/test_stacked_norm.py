@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from stacks import assert_close, assert_same, assert_same_on_gpu, draw, operators, program
@@ -104,13 +106,15 @@ def test_a_norm_and_what_follows_it_are_one(shortcut: bool) -> None:
 class Changed(nn.Module):
     """Sums and ReLUs of something else than the last norm's result as it was."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
+        self.last = last
         self.norm = nn.BatchNorm2d(3, track_running_stats=False)
+        self.product = nn.Conv2d(3, 3, 3, padding=1)  # its result lies as the kernels want it
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(x)
-        broadcast = F.relu(y + y[:, :1])
+        broadcast = F.relu(y + y[:, :1]) + (y + x.float())
         doubled = torch.add(y, x, alpha=2)
         z = self.norm(2 * x)
         total = z + (other := x * x)
@@ -118,11 +122,48 @@ class Changed(nn.Module):
         after = F.relu(total)
         w = self.norm(3 * x)
         apart = F.relu(w.mul_(2)) + F.relu(F.relu(y) + x)
-        return broadcast + doubled + after + other + apart
+        made = self.product(x)
+        cut = (made * 1).detach()
+        frozen = F.batch_norm(cut, None, None, training=True)
+        cut = cut.mul_(2).add_(1)  # what it was computed from
+        return broadcast + doubled + after + other + apart + self.last(frozen, x) + cut + made
 
 
-def test_what_a_norm_is_followed_by_is_respected() -> None:
-    assert_same(Changed(), draw(3, 4, 3, 5, 5), "kernel", traced=True)
+@pytest.mark.parametrize("last", [lambda y, _: F.relu(y), lambda y, x: F.relu(y + x)], ids=["relu", "sum"])
+def test_what_a_norm_is_followed_by_is_respected(last: Callable[[Tensor, Tensor], Tensor]) -> None:
+    x, module = draw(3, 4, 3, 5, 5), Changed(last)
+    assert_same(module, x, "kernel", traced=True)
+    assert operators(program(module, x)).count("normalise") == 4  # and no other
+
+
+class Viewed(nn.Module):
+    """As tutorials have it: what the convolutions make is viewed as vectors."""
+
+    def __init__(self, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4, track_running_stats=False)
+        self.change = change
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = 2 * self.norm(self.conv(x))
+        flat = y.view(-1, y[0].numel())
+        return self.change(y, flat).reshape(len(x), -1) + flat.view(len(x), 2, -1).flatten(1)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda y, flat: y + 1, lambda y, flat: flat.mul_(2) + 1, lambda y, flat: flat.view(torch.int64) * 0.0]
+)
+def test_a_view_of_what_lies_otherwise_is_a_copy(change: Callable[[Tensor, Tensor], Tensor]) -> None:
+    assert_same(Viewed(change), draw(3, 4, 3, 5, 5), "kernel", traced=True)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda y, flat: flat.mul_(2) + y.flatten(1), lambda y, flat: y.mul_(2).flatten(1) + flat]
+)
+def test_a_view_that_is_changed_for_both_cannot_be_stacked(change: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Never a wrong number: the model is left to the loop, with this reason."""
+    with pytest.raises(RuntimeError, match="a view that is changed in place and read from elsewhere"):
+        assert_same(Viewed(change), draw(3, 4, 3, 5, 5), "kernel")
 
 
 def test_there_is_no_second_derivative_of_a_stack_of_images() -> None:

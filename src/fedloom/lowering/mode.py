@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,20 +20,20 @@ from fedloom.lowering.convolution import Form
 
 @dataclass
 class _Result:
-    """The last convolution's or norm's result, and how to compute it and what follows at once."""
+    """The last convolution's or norm's result, what it is made of, and how to compute it and what follows at once."""
 
     value: Tensor
+    made_of: Sequence[Tensor]
     pooled: Callable[[], Tensor | None] | None = None
     rectified: Callable[[], Tensor | None] | None = None
     normed: norm.Normed | None = None
-    with_: Tensor | None = None  # what it is the sum of, beside a norm's result
 
     def __post_init__(self) -> None:
         self.learns = torch.is_grad_enabled()
-        self.versions = [(leaf, leaf._version) for leaf in (self.value, self.with_) if leaf is not None]
+        self.versions = [(leaf, leaf._version) for leaf in (self.value, *self.made_of)]
 
     def still(self, input: Tensor) -> bool:
-        """Whether this is that result, changed by nobody, and learnt from as it was."""
+        """Whether this is that result, it and what it is made of are as they were, and it is learnt from as it was."""
         same = self.value is input and all(leaf._version == version for leaf, version in self.versions)
         return same and self.learns == torch.is_grad_enabled()
 
@@ -50,6 +51,7 @@ class Stacked(TorchFunctionMode):
         self.conv2d_relu = partial(rectified.conv2d_relu, forced=form)
         self.batch_norm = partial(norm.batch_norm, mask, form == "kernel")
         self.last: _Result | None = None
+        self.copies: list[tuple[Tensor, Tensor, int, int]] = []  # of what was to be viewed, and their versions then
         self.replacements: dict[Any, Callable[..., Any]] = {
             torch.conv2d: self._conv2d,
             torch.conv1d: partial(convolution.conv1d, forced=form),
@@ -65,12 +67,15 @@ class Stacked(TorchFunctionMode):
             Tensor.add: self._add,
             F.local_response_norm: norm.local_response_norm,
             F.cross_entropy: losses.cross_entropy,
+            Tensor.view: self._view,
             Tensor.data_ptr: _nowhere,
         }
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        if self.copies:
+            self._still_views(args)
         replacement = self.replacements.get(func)
         result = None if replacement is None else replacement(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if result is None else result
@@ -79,7 +84,7 @@ class Stacked(TorchFunctionMode):
         y = self.conv2d(*args, **kwargs)
         if y is not None and is_in_torch_dispatch_mode():
             pooled, rectified = (partial(each, *args, **kwargs) for each in (self.conv2d_pool, self.conv2d_relu))
-            self.last = _Result(y, pooled, rectified)
+            self.last = _Result(y, _tensors(args, kwargs), pooled, rectified)
         return y
 
     def _max_pool2d(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
@@ -97,7 +102,8 @@ class Stacked(TorchFunctionMode):
             return normed
         y = normed.result()
         if is_in_torch_dispatch_mode():
-            self.last = _Result(y, rectified=partial(normed.result, relu=True), normed=normed)
+            made_of = _tensors((normed.x, normed.weight, normed.bias), {})
+            self.last = _Result(y, made_of, rectified=partial(normed.result, relu=True), normed=normed)
         return y
 
     def _add(self, input: Any, other: Any, *args: Any, **kwargs: Any) -> Tensor | None:
@@ -106,11 +112,27 @@ class Stacked(TorchFunctionMode):
             return None
         for one, residual in ((input, other), (other, input)):
             if self.last.still(one) and isinstance(residual, Tensor) and _alike(one, residual):
-                normed, self.last = self.last.normed, None
+                normed, made_of = self.last.normed, (*self.last.made_of, residual)
                 y = normed.result(residual)
-                self.last = _Result(y, rectified=partial(normed.result, residual, relu=True), with_=residual)
+                self.last = _Result(y, made_of, rectified=partial(normed.result, residual, relu=True))
                 return y
         return None
+
+    def _view(self, input: Tensor, *shape: Any) -> Tensor | None:
+        """What lies in another order than its own module would leave it in is copied where it cannot be viewed."""
+        sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], list | tuple) else shape
+        if not all(isinstance(size, int) for size in sizes) or _is_view(input, sizes):
+            return None
+        copy = input.reshape(*shape)
+        self.copies.append((input, copy, input._version, copy._version))
+        return copy
+
+    def _still_views(self, args: Sequence[Any]) -> None:
+        """An error where what was changed in one is read in the other: the change is not there."""
+        for original, copy, *versions in self.copies:
+            for changed, other, version in ((original, copy, versions[0]), (copy, original, versions[1])):
+                if changed._version != version and any(each is other for each in args):
+                    raise RuntimeError("a view that is changed in place and read from elsewhere has no stacked form")
 
     def _relu(self, input: Tensor, inplace: bool = False) -> Tensor | None:
         """In a program, that of the last result is both at once, unless it is to be changed where it lies."""
@@ -119,8 +141,37 @@ class Stacked(TorchFunctionMode):
         return self.last.rectified()
 
 
+def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    return [leaf for leaf in (*args, *kwargs.values()) if isinstance(leaf, Tensor)]
+
+
 def _alike(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype
+
+
+def _is_view(x: Tensor, sizes: Sequence[int]) -> bool:
+    """Whether it can be viewed in these sizes where it lies: runs of it that are whole in memory are cut, never joined.
+
+    >>> x = torch.zeros(2, 3, 4)
+    >>> _is_view(x, [6, -1]), _is_view(x.transpose(1, 2), [2, -1]), _is_view(x.transpose(1, 2), [2, 2, 2, 3])
+    (True, False, True)
+    """
+    if not x.numel():
+        return True
+    runs: list[int] = []
+    following = 0
+    for size, step in zip(reversed(x.shape), reversed(x.stride()), strict=True):
+        if size > 1:
+            runs[-1:] = [runs[-1] * size] if runs and step == following else [*runs[-1:], size]
+            following = size * step
+    free = x.numel() // -math.prod(sizes) if -1 in sizes else 1
+    wanted = [free if size == -1 else size for size in reversed(sizes) if size != 1]
+    for run in runs:
+        while run > 1 and wanted and run % wanted[0] == 0:
+            run //= wanted.pop(0)
+        if run > 1:
+            return False
+    return True
 
 
 def _nowhere(leaf: Tensor) -> int:
