@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from torch import _VF, Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from torch.utils._pytree import tree_leaves
 
 from fedloom.lowering import convolution, losses, norm, pooled, pooling, rectified, recurrent
 from fedloom.lowering.convolution import Form
@@ -38,6 +39,19 @@ class _Result:
         return same and self.learns == torch.is_grad_enabled()
 
 
+class _Copy:
+    """What a module has for a view: as good as one until either is changed in place, and then to read that one."""
+
+    def __init__(self, original: Tensor, value: Tensor) -> None:
+        self.original, self.value = original, value
+        self.versions = original._version, value._version
+
+    def stale(self, read: Collection[int]) -> bool:
+        """Whether something is read where a change of the other is missing."""
+        pairs = zip((self.original, self.value), (self.value, self.original), self.versions, strict=True)
+        return any(changed._version != version and id(_base(other)) in read for changed, other, version in pairs)
+
+
 class Stacked(TorchFunctionMode):
     """Within it, a forward under `vmap(grad(...))` uses forms that a stack of clients is fast in.
 
@@ -51,7 +65,7 @@ class Stacked(TorchFunctionMode):
         self.conv2d_relu = partial(rectified.conv2d_relu, forced=form)
         self.batch_norm = partial(norm.batch_norm, mask, form == "kernel")
         self.last: _Result | None = None
-        self.copies: list[tuple[Tensor, Tensor, int, int]] = []  # of what was to be viewed, and their versions then
+        self.copies: list[_Copy] = []  # of what was to be viewed
         self.replacements: dict[Any, Callable[..., Any]] = {
             torch.conv2d: self._conv2d,
             torch.conv1d: partial(convolution.conv1d, forced=form),
@@ -75,7 +89,9 @@ class Stacked(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         if self.copies:
-            self._still_views(args)
+            read = {id(_base(leaf)) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+            if any(copy.stale(read) for copy in self.copies):
+                raise RuntimeError("a view that is changed in place and read from elsewhere has no stacked form")
         replacement = self.replacements.get(func)
         result = None if replacement is None else replacement(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if result is None else result
@@ -118,21 +134,13 @@ class Stacked(TorchFunctionMode):
                 return y
         return None
 
-    def _view(self, input: Tensor, *shape: Any) -> Tensor | None:
+    def _view(self, input: Tensor, *shape: Any, size: Sequence[int] = (), dtype: object = None) -> Tensor | None:
         """What lies in another order than its own module would leave it in is copied where it cannot be viewed."""
-        sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], list | tuple) else shape
-        if not all(isinstance(size, int) for size in sizes) or _is_view(input, sizes):
+        sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], list | tuple) else shape or size
+        if dtype is not None or not all(isinstance(each, int) for each in sizes) or _is_view(input, sizes):
             return None
-        copy = input.reshape(*shape)
-        self.copies.append((input, copy, input._version, copy._version))
-        return copy
-
-    def _still_views(self, args: Sequence[Any]) -> None:
-        """An error where what was changed in one is read in the other: the change is not there."""
-        for original, copy, *versions in self.copies:
-            for changed, other, version in ((original, copy, versions[0]), (copy, original, versions[1])):
-                if changed._version != version and any(each is other for each in args):
-                    raise RuntimeError("a view that is changed in place and read from elsewhere has no stacked form")
+        self.copies.append(copy := _Copy(input, input.reshape(sizes)))
+        return copy.value
 
     def _relu(self, input: Tensor, inplace: bool = False) -> Tensor | None:
         """In a program, that of the last result is both at once, unless it is to be changed where it lies."""
@@ -143,6 +151,11 @@ class Stacked(TorchFunctionMode):
 
 def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     return [leaf for leaf in (*args, *kwargs.values()) if isinstance(leaf, Tensor)]
+
+
+def _base(leaf: Tensor) -> Tensor:
+    """Whose memory it lies in: a tensor and its views have one."""
+    return leaf if leaf._base is None else leaf._base
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.errors import FedloomError
 from fedloom.lowering import norm_kernels
 from fedloom.lowering.convolution import channels_last, on_device
 from fedloom.lowering.convolution_kernels import empty_last, last
@@ -40,7 +39,7 @@ def batch_norm(
     if not training:
         return None
     alone = input.numel() <= input.shape[1]  # one value: torch refuses it
-    mixed = weight is not None and weight.dtype != input.dtype
+    mixed = any(leaf is not None and leaf.dtype != input.dtype for leaf in (weight, running_mean))
     if mask is None and (kernel or mixed or input.device.type != "cpu") and not alone:
         mask = input.new_ones(len(input), dtype=torch.bool)
     if mask is None:
@@ -165,9 +164,7 @@ class Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        raise FedloomError(
-            "batch norm of a stack of images: expected first derivatives alone, got a second one: pass executor='loop'"
-        )
+        raise NotImplementedError("batch norm of a stack of images has first derivatives alone")
 
 
 def _follow(running: Tensor | None, value: Tensor, momentum: float) -> None:
