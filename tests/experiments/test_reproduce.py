@@ -26,8 +26,8 @@ from fedloom.experiments import adoption, build, clocks, registry, reproduce, st
 from fedloom.experiments.model_sections import ModelSection
 from fedloom.experiments.study import Study, StudyRun, read_study, runs
 from fedloom.experiments.study_report import command
+from fedloom.experiments.study_table import print_table
 from fedloom.report.page import write_report
-from fedloom.report.study_table import print_table
 from fedloom.rundir import METRICS, SETTLED
 
 TEXT = """
@@ -764,7 +764,7 @@ def test_runs_that_differ_in_their_clock_alone_are_trained_once(
 
     monkeypatch.setattr(stacks, "train", counted)
     told, said = ran(study, tmp_path / "once")
-    assert len(trained) == 2 and "4 runs differ from others in their clock alone" in said
+    assert len(trained) == 2 and "4 runs differ from others in the clock alone" in said
     assert said.index("4 runs differ") < said.index("estimated time")
     for both in zip(*clocks.twins(runs(study)), strict=True):  # a stack for each clock
         stacks.run_stack(

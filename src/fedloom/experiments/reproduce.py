@@ -84,7 +84,7 @@ def reproduce(
     how = made(out)  # where and when it was trained, not where it is told
     told |= {"seconds": time.perf_counter() - began} | how | ({"command": line} if so_far else {})
     write_json(out / RESULTS, told)
-    console.print(f"results: {out / RESULTS}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"results: {out / RESULTS}")
     return told
 
 
@@ -121,10 +121,6 @@ def _introduce(study: Study, wanted: Sequence[StudyRun], console: Console) -> No
         say(console, f"{each.id}: {shorten(each.reading, 120)} (in doubt: {shorten(each.conflict, 150)})")
 
 
-def _any(names: Sequence[str]) -> str:
-    return " or ".join(names)
-
-
 def scale_words(study: Study) -> list[str]:
     """What is run against what the paper ran."""
     words = []
@@ -139,7 +135,7 @@ def scale_words(study: Study) -> list[str]:
         if changes:
             words.append(f"against the paper: {', '.join(changes)}")
     if study.asked:
-        chosen = [f"{axis} {_any(names)}" for axis, names in study.asked.items()]
+        chosen = [f"{axis} {' or '.join(names)}" for axis, names in study.asked.items()]
         words.append(f"asked for by --only: {', '.join(chosen)}")
     if study.overrides:
         words.append(f"changed by --set: {', '.join(_pairs(study.overrides))}")
@@ -162,7 +158,7 @@ def _print(
     verdicts: Sequence[Verdict],
     console: Console,
 ) -> None:
-    from fedloom.report.study_table import print_table, study_table
+    from fedloom.experiments.study_table import print_table, study_table
 
     if found:
         console.print()
@@ -194,11 +190,11 @@ def _draw(
 ) -> None:
     if study.figure is None:
         return
-    from fedloom.report.study_plots import study_figure
+    from fedloom.experiments.study_plots import study_figure
 
     curves = [(cell, shown) for cell, _, shown in kept(study, outcomes)]
     if study_figure(study, curves, found, beside, out / FIGURE):
-        console.print(f"figure: {out / FIGURE}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"figure: {out / FIGURE}")
 
 
 # Tables that train nothing --------------------------------------------------------------------------------------------
@@ -209,8 +205,8 @@ def _tell_facts(
 ) -> dict[str, Any]:
     from fedloom.data.catalog import Shelf
     from fedloom.experiments.facts import as_results, facts
-    from fedloom.report.facts_table import facts_table, why_not
-    from fedloom.report.study_table import print_table
+    from fedloom.experiments.facts_table import facts_table, why_not
+    from fedloom.experiments.study_table import print_table
 
     _check_folder(study, out)
     _introduce(study, [], console)
@@ -231,7 +227,7 @@ def _tell_facts(
         _draw_partitions(study, out, data_folder, shelf, console)
     told = facts_report(study, found, beside, verdicts, line) | {"seconds": time.perf_counter() - began}
     write_json(out / RESULTS, told)
-    console.print(f"results: {out / RESULTS}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"results: {out / RESULTS}")
     return told
 
 
@@ -242,4 +238,4 @@ def _draw_partitions(study: Study, out: Path, data_folder: Path | None, shelf: S
     there = partitions(study, data_folder, shelf)
     if there:
         partition_panels(there, out / FIGURE, study.title)
-        console.print(f"figure: {out / FIGURE}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"figure: {out / FIGURE}")

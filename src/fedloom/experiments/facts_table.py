@@ -11,8 +11,8 @@ from fedloom.experiments.facts import Fact, same
 from fedloom.experiments.published import Published
 from fedloom.experiments.results import Key, key
 from fedloom.experiments.study_sections import COLUMN, ROW
+from fedloom.experiments.study_table import MARKS
 from fedloom.experiments.words import fact_words
-from fedloom.report.study_table import MARKS
 
 
 def facts_table(found: Sequence[Fact], beside: Mapping[Key, Published], compared: bool = True) -> Table:

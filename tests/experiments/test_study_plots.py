@@ -17,9 +17,9 @@ from fedloom.experiments.measures import Measured, Outcome
 from fedloom.experiments.published import Published
 from fedloom.experiments.results import Key, Result, key
 from fedloom.experiments.study import Study, read_study
+from fedloom.experiments.study_legend import HATCHES
+from fedloom.experiments.study_plots import SMALL, draw, study_figure
 from fedloom.report.plots import DASHES
-from fedloom.report.study_legend import HATCHES
-from fedloom.report.study_plots import SMALL, draw, study_figure
 
 TEXT = """
 id = "tiny"

@@ -21,10 +21,10 @@ from fedloom.experiments.measures import PER_ROUND, Outcome, matching
 from fedloom.experiments.published import Published
 from fedloom.experiments.results import Key, Result, key, without
 from fedloom.experiments.study import Study
+from fedloom.experiments.study_legend import Look, add_legend, handle, nth_look, published_handle
 from fedloom.experiments.study_sections import MEASURE, Cell, FigureSection, Measure, picked
 from fedloom.report.palette import FAINT, INK
 from fedloom.report.plots import STYLE, Floats, logarithmic, percent, thousands, write_png
-from fedloom.report.study_legend import Look, add_legend, handle, nth_look, published_handle
 
 SMALL: dict[Any, Any] = {**STYLE, "font.size": 11, "axes.titlesize": 12, "axes.titlepad": 8}
 Curves = Sequence[tuple[Cell, Sequence[Outcome]]]
