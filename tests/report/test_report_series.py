@@ -38,6 +38,12 @@ def test_one_label_with_other_settings_is_another_series_and_says_in_what(tmp_pa
     assert [each.label for each in series_of(tmp_path)] == ["FedAvg (alpha 0.1)", "FedAvg (alpha 1.0)"]
 
 
+def test_seeds_that_were_computed_in_another_precision_are_another_series(tmp_path: Path) -> None:
+    for seed, precision in enumerate(["high", "bfloat16"]):
+        write_run(tmp_path / f"seed{seed}", records([0.1]), seed=seed, precision=precision)
+    assert [each.label for each in series_of(tmp_path)] == ["FedAvg (precision high)", "FedAvg (precision bfloat16)"]
+
+
 def test_the_same_run_twice_is_told_apart_by_its_folder(tmp_path: Path) -> None:
     for top in ("monday", "tuesday"):
         for seed in (0, 1):

@@ -25,9 +25,9 @@ from fedloom.experiments.clocks import timed, told_afterwards
 from fedloom.experiments.origins import take_over
 from fedloom.experiments.schema import Experiment, read
 from fedloom.experiments.study import StudyRun
-from fedloom.rundir import CHECKPOINTS, CONFIG, METRICS, SUMMARY, write_json, write_whole
+from fedloom.rundir import CHECKPOINTS, CONFIG, MACHINE, METRICS, SUMMARY, write_json, write_whole
 
-NOT_THE_NUMBERS = {"name", "title", "executor", "chunk", "device", "threads", "compile", "deterministic"}
+NOT_THE_NUMBERS = MACHINE | {"name", "title"}
 """Settings that another machine may have otherwise: a run made there is not made again."""
 
 _TESTS = {"eval_every", "evaluate_on"}
@@ -49,7 +49,7 @@ class Run:
         return (self.folder / SUMMARY).exists()
 
     def read(self) -> tuple[dict[str, Any], Records]:
-        """Its summary and its rounds; of one that is not finished what there is, nothing where that is damaged."""
+        """Its summary and its rounds; of one that is not finished what there is, and nothing where that is damaged."""
         if self.finished:
             return left_behind(self.folder)
         with suppress(Damaged):

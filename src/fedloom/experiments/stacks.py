@@ -24,7 +24,7 @@ from fedloom.history import History
 from fedloom.preparation import client_work
 from fedloom.resumption import newest
 from fedloom.rundir import CHECKPOINTS, CONFIG, METRICS, SUMMARY, RunDirectory
-from fedloom.simulation import simulate_trials
+from fedloom.simulation import ALIKE, RUNNING, simulate_trials
 
 MOST = 32
 """Runs in one stack: their models, optimizer states and batches share the device's memory."""
@@ -32,10 +32,7 @@ MOST = 32
 DENSE = ("logistic", "mlp", "autoencoder", "tag_predictor")
 """Models that a CPU trains faster stacked. The others it trains one after another, so each run is soon on disk."""
 
-_SHARED = (
-    *("rounds", "epochs", "steps", "batch_size", "drop_last", "validation"),
-    *("executor", "device", "dtype", "compile", "precision", "deterministic", "chunk", "threads"),
-)
+_SHARED = (*ALIKE, "validation", *(name for name in RUNNING if name in Experiment.model_fields), "threads")
 """What all runs of a stack have alike."""
 
 TIMED, LONG = 3, 2.0
@@ -153,13 +150,11 @@ def _trial(experiment: Experiment, shelf: Shelf, data_folder: Path | None) -> di
 def _simulate(
     experiment: Experiment, trials: Sequence[dict[str, Any]], data_folder: Path | None, progress: bool = False
 ) -> list[History]:
-    how = ("executor", "chunk", "device", "dtype", "compile", "precision", "deterministic")
-    together = {name: trials[0][name] for name in how}
-    shared = {name: trials[0][name] for name in ("rounds", "epochs", "steps", "batch_size", "drop_last")}
-    own = [{name: value for name, value in trial.items() if name not in {*together, *shared}} for trial in trials]
+    shared = {name: trials[0][name] for name in (*RUNNING, *ALIKE) if name in trials[0]}
+    own = [{name: value for name, value in trial.items() if name not in shared} for trial in trials]
     task = build.build_task(experiment.model, trials[0]["data"], data_folder)
     going_on: dict[str, Any] = {"resume": True, "allow": NOT_THE_NUMBERS}
-    return simulate_trials(task, trials[0]["data"], own, **together, **shared, **going_on, progress=progress)
+    return simulate_trials(task, trials[0]["data"], own, **shared, **going_on, progress=progress)
 
 
 def _callback(run: StudyRun, watch: Callable[[StudyRun, Mapping[str, Any]], None]) -> Callable[[dict[str, Any]], bool]:

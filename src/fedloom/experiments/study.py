@@ -78,6 +78,7 @@ from fedloom.experiments.study_sections import (
     Where,
     picked,
 )
+from fedloom.rundir import MACHINE
 from fedloom.toml_text import DEPTH, parse, value_of
 
 MOST = 100_000
@@ -86,7 +87,7 @@ MOST = 100_000
 USUAL = ("smoke", "short")
 """The scales that every study has beside it."""
 
-HARMLESS = {"seeds", "device", "executor", "chunk", "threads", "deterministic"}
+HARMLESS = MACHINE | {"seeds"}
 """Keys whose change leaves a cell comparable with what was published."""
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from fedloom.report import settings
 from fedloom.report.runs import Run
+from fedloom.rundir import MACHINE
 
 Floats = npt.NDArray[np.float64]
 Columns = Mapping[str, Mapping[int, float]]
@@ -97,7 +98,7 @@ def _labels(firsts: Sequence[Run], tables: Sequence[settings.Flat], groups: Sequ
 
 
 def _told(table: settings.Flat, tables: Sequence[settings.Flat]) -> str:
-    ignored = settings.NAMES | settings.SEEDS | settings.MACHINE
+    ignored = settings.NAMES | settings.SEEDS | MACHINE
     keys = [key for key in settings.differing(tables) if key not in ignored]
     return ", ".join(f"{key.rpartition('.')[2]} {table.get(key, settings.ABSENT)}" for key in keys)
 

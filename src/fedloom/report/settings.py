@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedloom.rundir import MACHINE
+
 Flat = dict[str, str]
 """A value as text by its key's path."""
 
 NAMES = {"name", "title", "algorithm.label"}
 """What a run is called does not make it another run."""
 SEEDS = {"seeds", "seed", "sampling_seed", "data.seed"}
-MACHINE = {"executor", "chunk", "device", "threads", "compile", "precision", "deterministic"}
-"""Where a run was run: executors agree on the numbers."""
 ABSENT = "–"
 
 
