@@ -125,6 +125,21 @@ def named(place: str, values: Mapping[str, float]) -> dict[str, float]:
     return {f"{PREFIXES[place]}{name}": value for name, value in values.items()}
 
 
+def names(places: Collection[str], metrics: Collection[str]) -> set[str]:
+    """The names of all that `evaluate_on` measures there.
+
+    >>> sorted(names(["test"], ["accuracy"]))
+    ['test_accuracy', 'test_loss']
+    """
+    cuts = [f"/{cut}" for cut in (*(f"p{each}" for each in PERCENTILES), "mean")]
+    return {
+        f"{PREFIXES[place]}{name}{cut}"
+        for place in places
+        for name in ("loss", *metrics)
+        for cut in (cuts if place == "clients" else [""])
+    }
+
+
 def _at_rest(data: FederatedData, x: Features) -> Features:
     """Examples as augmentation leaves them where nothing is drawn: a central crop, say."""
     plain = getattr(data.augment, "plain", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedloom import resumption
 from fedloom.accounting import Ledger
@@ -13,9 +13,6 @@ from fedloom.history import History
 from fedloom.resumption import Found
 from fedloom.rundir import SETTLED, RunDirectory, as_toml
 from fedloom.versions import versions
-
-if TYPE_CHECKING:
-    from fedloom.trial import Trial
 
 
 class Records:
@@ -56,31 +53,11 @@ class Records:
         if self.directory is not None:
             self.directory.record(record)
 
-    def keep(self, round: int, trial: Trial) -> None:
-        """Write the state: parameters, buffers, the server's slots, memory rows, the sampler's."""
-        if self.directory is None or round == self.kept:
-            return
-        value: dict[str, Any] = {
-            "round": round,
-            "params": trial.x,
-            "state": dict(vars(trial.state)),
-            "rows": {str(client): row for client, row in sorted(trial.rows.rows.items())},
-            "sampler": trial.sampling,
-            "processed": trial.processed,
-            "lost": {str(client): leaf for client, leaf in trial.lost.items()},
-            "over": trial.over,
-        }
-        self.write(round, value, trial.seconds)
-
     def write(self, round: int, value: Mapping[str, Any], seconds: float) -> None:
-        """Write the state after `round` rounds, with a note of what it was made with."""
-        if self.directory is not None:
+        """Write the state after `round` rounds, with a note of what it was made with, unless it is there."""
+        if self.directory is not None and round != self.kept:
             self.directory.checkpoint(round, value, resumption.notes(self.config, self.fingerprint, seconds))
             self.kept = round
-
-    def finish(self, trial: Trial) -> None:
-        self.keep(len(trial.history.rounds), trial)
-        self.summarise(trial.history, trial.setup.ledger)
 
     def summarise(self, history: History, ledger: Ledger | None) -> None:
         """Write the final figures; with them the run is finished."""

@@ -264,7 +264,20 @@ class Trial:
 
     def keep(self) -> None:
         """Write its state; nothing is pending."""
-        self.records.keep(len(self.history.rounds), self)
+        self.records.write(len(self.history.rounds), self.to_dict(), self.seconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `restore` goes on from: parameters, the server's state, memory rows, the sampler's."""
+        return {
+            "round": len(self.history.rounds),
+            "params": self.x,
+            "state": checkpoint.state_to_dict(self.state),
+            "rows": {str(client): row for client, row in sorted(self.rows.rows.items())},
+            "sampler": self.sampling,
+            "processed": self.processed,
+            "lost": {str(client): leaf for client, leaf in self.lost.items()},
+            "over": self.over,
+        }
 
     def leave(self) -> None:
         """A signal came: rounds that were told are kept, what was begun since has not happened."""
@@ -294,7 +307,7 @@ class Trial:
             self._take_back()
             self._undo(round)
             self._finish()
-            self.records.keep(t, self)
+            self.keep()
             raise diverged
         self.sampling = setup.sampler.observe(self.sampling, report)
         asked = round.asked
@@ -355,5 +368,6 @@ class Trial:
     def finish(self) -> History:
         """Nothing is pending: the outcome."""
         self._finish()
-        self.records.finish(self)
+        self.keep()
+        self.records.summarise(self.history, self.setup.ledger)
         return self.history

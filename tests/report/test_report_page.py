@@ -197,9 +197,9 @@ RESULTS = {
         {"cell": {"method": "FedProx"}, "measure": "rounds", "value": 99.0, "words": "99", "difference": "-13"},
     ],
     "claims": [
-        {"text": "FedAdp <wins>", "passed": True, "detail": "by 3 points"},
+        {"text": "FedAdp <wins>", "holds": True, "detail": "by 3 points"},
         {"text": "always", "holds": False, "held": 2, "of": 6},
-        {"text": "perhaps", "passed": None},
+        {"text": "perhaps", "holds": None},
     ],
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fedloom.experiments.results import Result, key, without
+from fedloom.experiments.results import Key, Result, key, without
 from fedloom.experiments.study import Study
 from fedloom.experiments.study_sections import MEASURE, Cell, Claim, picked
 
@@ -55,7 +55,7 @@ def _decide(study: Study, claim: Claim, found: Sequence[Result]) -> Verdict:
 
 
 def _rows(axis: str, found: Sequence[Result]) -> Iterator[Row]:
-    groups: dict[frozenset[tuple[str, str]], Row] = {}
+    groups: dict[Key, Row] = {}
     for result in found:
         cell: Cell = result.cell
         row = groups.setdefault(key(without(cell, [axis])), {})

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 from fedloom.errors import FedloomError, choose, cut
 from fedloom.experiments import mistakes, schema
 from fedloom.experiments.measures import Measured
-from fedloom.experiments.results import Result, key
+from fedloom.experiments.results import Key, Result, key, without
 from fedloom.experiments.section import NonNegative, Number, Section, Text
 from fedloom.experiments.study import Study, cells
 from fedloom.experiments.study_sections import MEASURE, Cell, Measure, picked
@@ -90,9 +90,9 @@ def shown_places(study: Study) -> list[Cell]:
     """Every place of a number at the paper's own scale: the shown axes, and the measure where there are several."""
     full = study.at("full").model_copy(update={"asked": {}})
     searched = {axis.name for axis in study.searched}
-    seen: dict[frozenset[tuple[str, str]], Cell] = {}
+    seen: dict[Key, Cell] = {}
     for cell in cells(full):
-        shown = {axis: value for axis, value in cell.items() if axis not in searched}
+        shown = without(cell, searched)
         for measure in (each for each in study.counted if picked(shown, each.where)):
             place = shown | {MEASURE: measure.name} if len(study.counted) > 1 else shown
             seen[key(place)] = place
@@ -112,7 +112,7 @@ def conflicts(ids: Sequence[str]) -> list[Conflict]:
     return [Conflict(name, known[name]["conflict"], known[name]["reading"]) for name in ids]
 
 
-def match(found: Sequence[Result], numbers: Sequence[Published]) -> Mapping[frozenset[tuple[str, str]], Published]:
+def match(found: Sequence[Result], numbers: Sequence[Published]) -> Mapping[Key, Published]:
     """The published numbers by the place of the result they stand beside."""
     places = {key(result.cell) for result in found}
     return {key(each.place): each for each in numbers if key(each.place) in places}

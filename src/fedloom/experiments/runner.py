@@ -133,7 +133,7 @@ def run_experiment(
             _summarise(out, experiment, results, complete=True)
             console.print(summary_table(results))
             _picture(results, data, out / PICTURE, experiment.title, console)
-    console.print(f"runs: {out}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"runs: {out}")
     for result in results:
         if result.diverged is not None:
             raise result.diverged
@@ -155,7 +155,7 @@ def _each(
     def tell(choice: str) -> None:
         if choice not in told:
             told.add(choice)
-            console.print(choice, highlight=False, markup=False, soft_wrap=True)
+            say(console, choice)
 
     total = sum(run.experiment.rounds for run, _, _ in runs)
     done = 0
@@ -204,12 +204,12 @@ class _Watch:
             print(f"fedloom: {why}: passed over, going on after round {round}", file=sys.stderr)
 
     def __call__(self, record: dict[str, Any]) -> bool:
-        accuracy, target = record.get("test_accuracy"), self.run.experiment.target
+        accuracy = record.get("test_accuracy")
         shown = "" if accuracy is None else f"  {accuracy:.1%}"
         if "epsilon" in record:
             self._tell_epsilon(record)
         self.bar.update(self.bar.task_ids[0], advance=1, description=f"{self.run.label}, seed {self.run.seed}{shown}")
-        return accuracy is not None and target is not None and accuracy >= target
+        return self.run.experiment.arrived(record)
 
     def _tell_epsilon(self, record: Mapping[str, Any]) -> None:
         privacy = self.run.algorithm.privacy
@@ -312,7 +312,7 @@ def _picture(
     from fedloom.report.plots import learning_curves_and_mix
 
     learning_curves_and_mix(curves, data, path, title)
-    console.print(f"picture: {path}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"picture: {path}")
 
 
 def say(console: Console, words: str, style: str = "") -> None:

@@ -50,7 +50,8 @@ def run_all(
     groups = trainings(wanted, out)
     trained = [run for run, *_ in groups]
     if clocks := len(missing) - len(unfinished(trained, out)):
-        say(console, f"{clocks:,} runs differ from others in their clock alone, and are told from their training")
+        few = "1 run differs" if clocks == 1 else f"{clocks:,} runs differ"
+        say(console, f"{few} from others in the clock alone, told from their training")
     way = _OnTheWay(wanted, out, {run.slug: others for run, *others in groups}, data_folder, console, line)
     try:
         for run in trained:
@@ -106,9 +107,9 @@ class _OnTheWay:
         pile, name = stacks.stacks(missing), ""
         left = {run.slug: stacks.rounds_left(run.experiment, self.out / run.slug) for run in missing}
         total, through = sum(left.values()), 0
-        told = began = time.perf_counter()
         with rounds_bar(self.console, total) as bar:
             expected = self._estimate(missing, left, bar)
+            told = began = time.perf_counter()
             for stack in pile:
                 if stack[0].experiment.data.name != name:  # one data set in memory at a time
                     self.shelf, name = Shelf(), stack[0].experiment.data.name

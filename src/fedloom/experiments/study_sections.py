@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 
 from fedloom.experiments.section import (
     Count,
-    Described,
     Expected,
     NonNegative,
     Number,
@@ -354,4 +353,3 @@ FACT_NEEDS: dict[Facts, tuple[str, ...]] = {
     "hyperparameters": ("column", "study", "key"),
     "none": (),
 }
-Tables = Annotated[dict[str, Any], Described("an [experiment] table")]

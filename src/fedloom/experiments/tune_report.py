@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.errors import AllDiverged, FedloomError
+from fedloom.experiments.runner import say
 from fedloom.experiments.schema import Experiment
 from fedloom.experiments.selection import Rule, edges
 from fedloom.experiments.tune_file import Tuned, TuneFile
@@ -48,23 +49,19 @@ class Findings:
 
 def show(findings: Findings, out: Path, console: Console) -> None:
     """Print and store it all."""
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
     write_json(out / NUMBERS, numbers(findings, out))
     for algorithm in findings.algorithms:
         console.print(_title(findings, algorithm), soft_wrap=True)
         console.print(table(findings, algorithm))
         if at := findings.edges(algorithm):
-            say(f"{algorithm.label}: the best lies at the edge of the grid, {', '.join(at)}: widen it there")
+            say(console, f"{algorithm.label}: the best lies at the edge of the grid, {', '.join(at)}: widen it there")
         if (picture := _heat_map(findings, algorithm, out)) is not None:
-            say(f"picture: {picture}")
+            say(console, f"picture: {picture}")
     winners = best_experiments(findings)
     for name, experiment in winners.items():
         write_whole(out / name, experiment.to_toml())
-        say(f"best: {out / name}")
-    say(f"numbers: {out / NUMBERS}")
+        say(console, f"best: {out / name}")
+    say(console, f"numbers: {out / NUMBERS}")
     if lost := [label for label, best in findings.best.items() if best is None]:
         every = f"tune: every setting of {', '.join(lost)} diverged"
         if all(each.diverged for label in lost for each in findings.tried[label]):

@@ -18,6 +18,7 @@ from rich.console import Console
 from fedloom import lock
 from fedloom.documents import left_behind
 from fedloom.errors import FedloomError
+from fedloom.experiments.runner import say
 from fedloom.experiments.schema import Experiment
 from fedloom.experiments.selection import Rule
 from fedloom.experiments.tune_file import Point, Tuned, TuneFile
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from fedloom.data.catalog import Shelf
 
 FILE, POINTS = "tune.toml", "points"
-_PARTS = {"test": "test", "train": "trainset", "validation": "validation"}
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Workshop:
         # not before what is there was found to have the same settings
         write_whole(self.out / FILE, tomli_w.dumps(self.file.written.table))
         if done:
-            self._say(f"{len(done)} of {len(runs)} runs are finished already")
+            say(self.console, f"{len(done)} of {len(runs)} runs are finished already")
         for group in stacks([run for run in runs if run.directory not in done], self.file.tune.together):
             done |= self._together(group)
         tried = []
@@ -136,7 +136,7 @@ class Workshop:
 
         count = f"{len(group)} runs as one program" if len(group) > 1 else "1 run"
         labels = ", ".join(dict.fromkeys(run.point.label for run in group))
-        self._say(f"{count}: {labels}, {group[0].experiment.rounds} rounds")
+        say(self.console, f"{count}: {labels}, {group[0].experiment.rounds} rounds")
         stack = [StackRun(run.experiment, run.directory, run.watch, run.watch is not None) for run in group]
         progress = self.console.is_terminal and not self.console.quiet
         histories = run_stack(stack, self.shelf, self.data_folder, progress)
@@ -148,20 +148,14 @@ class Workshop:
 
     def measured(self, experiment: Experiment) -> set[str]:
         """The measures that a run's records will have."""
+        from fedloom.evaluation import names
         from fedloom.experiments.build import build_federation, build_task, check_device
 
         check_device(experiment.device)
         data = build_federation(experiment, self.data_folder, self.shelf)
         task = build_task(experiment.model, data, self.data_folder)
-        parts = ["train", *(_PARTS[part] for part in experiment.evaluate_on if part in _PARTS)]
-        found = {f"{part}_{name}" for part in parts for name in ("loss", *task.metrics)}
-        if "clients" in experiment.evaluate_on:
-            cuts = ("p5", "p25", "p50", "p75", "p95", "mean")
-            found |= {f"client_{name}/{cut}" for name in ("loss", *task.metrics) for cut in cuts}
-        return found
-
-    def _say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        in_training = {f"train_{name}" for name in ("loss", *task.metrics)}
+        return in_training | names(experiment.evaluate_on, task.metrics)
 
 
 def tune(

@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedloom import private_runs, random
+from fedloom import private_runs, random, tree
 from fedloom.accounting import Ledger
 from fedloom.algorithm import Algorithm
 from fedloom.batches import Batching
@@ -253,9 +253,8 @@ class FlowerStrategy(Strategy):
             now.params, now.state, _alike(rows), self.sampler.needs, min_reports=self.min_reports
         )
         self._tell_refused(report)
-        for name, leaf in params.items():
-            if not bool(torch.isfinite(leaf).all()):
-                raise Diverged(now.round, name)
+        if (name := tree.first_nonfinite(params)) is not None:
+            raise Diverged(now.round, name)
         lost = lost_since(now.lost, report) if self._ledger is None else {}
         if (diverged := nobody_left(now.round, lost, self.population)) is not None:
             raise diverged

@@ -40,14 +40,10 @@ def _verdict(claims: Sequence[Row]) -> str:
     >>> _verdict([{"holds": True}, {"holds": False}, {"holds": None}]), _verdict([{"holds": None}])
     ('1 of 2 claims hold, 1 not decided', '1 not decided')
     """
-    answers = [_holds(claim) for claim in claims]
+    answers = [_bool(claim, "holds") for claim in claims]
     decided = sum(answer is not None for answer in answers)
     held = [f"{answers.count(True)} of {decided} claims hold"] if decided else []
     return ", ".join([*held, *([f"{len(claims) - decided} not decided"] if decided < len(claims) else [])])
-
-
-def _holds(claim: Row) -> bool | None:
-    return _bool(claim, "passed" if "passed" in claim else "holds")
 
 
 def _bool(row: Row | None, key: str) -> bool | None:
@@ -128,7 +124,7 @@ def shown(value: float) -> str:
 def _claims(claims: Sequence[Row]) -> str:
     lines = []
     for claim in claims:
-        said, kind = _MARKS[_holds(claim)]
+        said, kind = _MARKS[_bool(claim, "holds")]
         counted = f"in {claim['held']} of {claim['of']} cases" if "held" in claim and claim.get("of") else ""
         detail = settings.shown(claim["detail"]) if claim.get("detail") not in (None, "") else ""
         more = tag("small", text("; ".join(filter(None, (counted, detail)))))
