@@ -302,12 +302,14 @@ def test_newsgroups(tmp_path: Path) -> None:
     assert y.tolist() == [0, 1] and y_test.tolist() == [0, 1] and data.classes == 2
     assert x.tolist() == [[1, 1, 0, 0], [2, 2, 1, 0]]  # reason, three times, then orbit
     assert x_test.tolist() == [[0, 0, 0, 0], [2, 0, 0, 0]]
+    assert data.words == ("reason", "orbit") == data.to(dtype=torch.float64).words
 
 
 def test_agnews(tmp_path: Path) -> None:
     small.agnews(tmp_path)
     x, y, *_ = tensors(small_load("agnews", tmp_path, clients=3, encode="bag", min_count=1, stop_words=False))
     assert x.shape[0] == 12 and y.tolist() == [0, 1, 2, 3] * 3
+    assert small_load("agnews", tmp_path, clients=3, encode="bag", min_count=1, stop_words=False).words is None
     torch.testing.assert_close(x.sum(1), torch.ones(12))
     limited, *_ = tensors(small_load("agnews", tmp_path, encode="bag", min_count=1, stop_words=False, vocabulary=3))
     assert limited.shape == (12, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 import fedloom as fl
 from fedloom.experiments import build, schema
-from fedloom.experiments.model_sections import Bert
+from fedloom.experiments.model_sections import Bert, BiLSTM
 from fedloom.experiments.schema import Doubling, SystemSection
 
 TEXT = """
@@ -60,3 +61,15 @@ def test_a_model_from_files_may_lie_in_the_data_folder(tmp_path: Path) -> None:
     for folder, expected in ((tmp_path, tmp_path / "small-bert"), (tmp_path / "else", Path("small-bert"))):
         model: Any = build.build_task(spec, data, folder).model
         assert model.keywords == {"classes": 10, "source": expected}
+
+
+def test_word_vectors_from_the_data_folder_are_those_of_the_datas_words(tmp_path: Path) -> None:
+    (tmp_path / "small.txt").write_text("orbit 1 2\nmoon 3 4\nreason 5 6\n")
+    data = fl.load("digits", partition="iid", clients=4)
+    spec = BiLSTM(name="bilstm", embedding="small.txt")
+    with pytest.raises(
+        fl.FedloomError, match=r"model, embedding: expected data of words .* for 'small.txt', got digits"
+    ):
+        build.build_task(spec, data, tmp_path)
+    model = build.build_task(spec, dataclasses.replace(data, words=("reason", "orbit")), tmp_path).model()
+    assert model.embedding.weight.tolist() == [[0, 0], [5, 6], [1, 2]]

@@ -206,7 +206,7 @@ def _deal(
         data = replace(data, client_test=_test_clients(*source.test_tree, seed, options))
     if partition == "natural" and data.client_test is None and source.test_owners is not None:
         data = replace(data, client_test=_strangers(source.test_owners))
-    return data if source.classes is None else replace(data, classes=source.classes)
+    return replace(data, words=source.words, classes=data.classes if source.classes is None else source.classes)
 
 
 def _tokens(data: FederatedData) -> Tensor:

@@ -25,7 +25,7 @@ from fedloom.data.releases import RELEASES, File
 from fedloom.errors import FedloomError
 
 Arrays = dict[str, npt.NDArray[Any]]
-VERSION = 2  # of all readers: a new one decodes everything again
+VERSION = 3  # of all readers: a new one decodes everything again
 _RACY = 2.0  # seconds; a file younger than this may change again without a new time stamp
 
 

@@ -27,6 +27,8 @@ class Source:
     augment: Augment | None = None
     classes: int | None = None
     """How many there are, where the rows that were read may lack some."""
+    words: tuple[str, ...] | None = None
+    """What the numbers 1, 2, ... in `x` stand for, where they are words."""
 
 
 Reader = Callable[..., Source]

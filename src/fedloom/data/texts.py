@@ -61,7 +61,8 @@ def _source(
         named["vocabulary"] = digests(Path(options["vocabulary"]))["sha256"]
     arrays = decode(name, layout, found, read, named, verify)
     x, x_test = (_features(arrays, split, options) for split in ("train", "test"))
-    return Source(x, arrays["train_y"], test=(x_test, arrays["test_y"]))
+    known = tuple(arrays["words"].tolist()) if "words" in arrays else None
+    return Source(x, arrays["train_y"], test=(x_test, arrays["test_y"]), words=known)
 
 
 def _features(arrays: Arrays, split: str, options: dict[str, Any]) -> Any:
@@ -131,7 +132,8 @@ def vectorise(
         known = tokens.numbered(chosen)
         return {f"{key}_x": tokens.bags(*tokens.bag_ids(texts, known), len(chosen)) for key, texts in split.items()}
     numbers = {word: number for number, word in enumerate(chosen, start=1)}
-    return {f"{key}_x": _rows(texts, numbers, length) for key, texts in split.items()}
+    rows = {f"{key}_x": _rows(texts, numbers, length) for key, texts in split.items()}
+    return {**rows, "words": np.array(chosen)}
 
 
 def _rows(texts: list[list[str]], numbers: dict[str, int], length: int) -> Any:

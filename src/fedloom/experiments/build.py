@@ -103,8 +103,18 @@ def build_task(spec: ModelSection, data: FederatedData, folder: Path | None = No
     options = spec.options()
     if isinstance(options.get("source"), str):
         options["source"] = named_place(options["source"], folder)
+    if isinstance(options.get("embedding"), str):
+        options["embedding"] = _vectors(options["embedding"], data, folder)
     model = partial(entry.load(), **sizes, **options)
     return Task(model=model, **_MEASURES.get(spec.name, dict)(), penalty=_PENALTIES.get(spec.name))
+
+
+def _vectors(file: str, data: FederatedData, folder: Path | None) -> Tensor:
+    from fedloom.models.vectors import word_vectors
+
+    if data.words is None:
+        raise FedloomError(f"model, embedding: expected data of words (encode = 'words') for {file!r}, got {data.name}")
+    return word_vectors(named_place(file, folder), data.words)
 
 
 def build_cohort(cohort: int | float | Doubling) -> int | float | Callable[[int], int]:

@@ -93,7 +93,10 @@ class StackOverflowLSTM(ModelSection):
 
 class BiLSTM(ModelSection):
     name: Literal["bilstm"]
-    embedding: Annotated[int, Field(ge=1), Expected("the number of words, a whole number of at least 1")]
+    embedding: Annotated[
+        Count | Annotated[str, Field(min_length=1)],
+        Expected("a number of words, or a file of their vectors such as 'glove.6B.300d.txt'"),
+    ]
 
 
 class Bert(ModelSection):
