@@ -30,10 +30,13 @@ def _counted(name: str) -> list[int | str]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
+def page(found: list[dict[str, Any]]) -> str:
+    return "\n".join([HEAD, _overview(found), *(_section(each) for each in found), _missing(found)])
+
+
 def main() -> None:
     found = kept()
-    parts = [HEAD, _overview(found), *(_section(each) for each in found), _missing(found)]
-    PAGE.write_text("\n".join(parts), encoding="utf-8")
+    PAGE.write_text(page(found), encoding="utf-8")
     print(f"{PAGE}: {len({each['id'] for each in found} & set(studies()))} of {len(studies())} tables and figures")
 
 

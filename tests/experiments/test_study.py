@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -297,6 +298,8 @@ def outcome(*values: float | None, diverged: str | None = None, target: float | 
         ({"kind": "lowest"}, 20.0),
         ({"kind": "highest_at"}, 3.0),
         ({"kind": "lowest_at"}, 1.0),
+        ({"kind": "lowest_at", "until": 5}, None),
+        ({"kind": "rounds_to", "until": 5}, 3.0),
         ({"kind": "rounds_to"}, 3.0),
         ({"kind": "rounds_to", "target": 0.9}, None),
         ({"kind": "drop", "round": 4}, 10.0),
@@ -419,6 +422,7 @@ CLAIMS: list[tuple[dict[str, Any], bool | None, tuple[int, int]]] = [
     ({"kind": "at_most", "axis": "method", "first": "a", "second": "c"}, None, (0, 0)),
     ({"kind": "reduction", "axis": "method", "first": "b", "second": "a", "number": 0.5}, True, (1, 2)),
     ({"kind": "reduction", "axis": "method", "first": "b", "second": "a", "number": 0.6}, False, (0, 2)),
+    ({"kind": "reduction", "axis": "method", "first": "b", "second": "a", "number": 0.6, "margin": 0.1}, True, (1, 2)),
     ({"kind": "above", "number": 9}, False, (3, 4)),
     ({"kind": "below", "number": 21}, True, (4, 4)),
     ({"kind": "near", "number": 10, "margin": 0.5, "where": {"size": "1", "method": "b"}}, True, (1, 1)),
@@ -429,6 +433,7 @@ CLAIMS: list[tuple[dict[str, Any], bool | None, tuple[int, int]]] = [
     ({"kind": "diminishing", "axis": "size", "values": ["1", "2", "3"]}, None, (0, 0)),
     ({"kind": "window", "axis": "method", "number": 2, "margin": 5}, False, (1, 2)),
     ({"kind": "window", "axis": "method", "number": 1}, True, (2, 2)),
+    ({"kind": "window", "axis": "method", "number": 1, "most": 1, "margin": 5}, False, (1, 2)),
 ]
 
 
@@ -454,6 +459,26 @@ def test_an_unreached_target_is_slower_than_any_and_two_of_them_say_nothing() ->
         ]
         [verdict] = decide(study, found)
         assert (verdict.holds, verdict.of) == (holds, 1)
+
+
+def test_no_seed_is_left_out_of_what_claims_compare() -> None:
+    assert Measured((80.0, 82.0)).rank == 81.0
+    assert Measured((80.0, None), diverged=1).rank is None
+    assert Measured((0.0, 1.0), diverged=1).rank == 0.5  # whether it failed, say, is told of those that diverged too
+    assert Measured((60.0, 100.0, None), never=1).rank == 100.0
+    assert Measured((60.0, None, None), never=2).rank == math.inf and Measured((60.0, None), never=1).rank == 60.0
+
+
+def test_the_best_of_what_nobody_reached_is_not_decided() -> None:
+    never, reached = Measured((None,), best=1.0, never=1), Measured((5.0,))
+    claim = Claim(text="it is first", kind="best", axis="method", first="FedAdp", lowest=True)
+    study = read_study(TEXT).model_copy(update={"claims": [claim]})
+    for other, holds in ((never, None), (reached, False)):
+        found = [
+            Result({"method": "FedAvg", "clients": "6"}, study.measures[0], other),
+            Result({"method": "FedAdp", "clients": "6"}, study.measures[0], never),
+        ]
+        assert [verdict.holds for verdict in decide(study, found)] == [holds]
 
 
 # Published ------------------------------------------------------------------------------------------------------------
@@ -516,6 +541,25 @@ def test_every_study_expands_at_every_scale_and_its_numbers_have_cells(name: str
     assert {"smoke", "short"} <= set(study.scales)
     counts = {scale: len(runs(study.at(scale))) for scale in ("smoke", "short", "full")}
     assert counts["smoke"] >= 1 and counts["short"] <= counts["full"]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in registry.studies() if published(read_study(registry.find_study(name)))]
+)
+def test_a_papers_own_numbers_bear_out_its_claims(name: str) -> None:
+    study = read_study(registry.find_study(name))
+    measures = {measure.name: measure for measure in study.counted}
+    only = study.counted[0].name if study.facts is None else ""
+    found = [
+        Result(
+            number.place,
+            measures.get(number.measure or only, Measure(name="m", kind="final")),
+            Measured((number.value,)) if number.value is not None else Measured((None,), best=number.best, never=1),
+        )
+        for number in published(study)
+        if not isinstance(number.value, str)
+    ]
+    assert [verdict.words() for verdict in decide(study, found) if verdict.holds is False] == []
 
 
 def test_an_experiment_is_no_study() -> None:

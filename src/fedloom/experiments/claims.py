@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -55,13 +56,14 @@ def _decide(study: Study, claim: Claim, found: Sequence[Result]) -> Verdict:
 
 
 def _rows(axis: str, found: Sequence[Result]) -> Iterator[Row]:
+    """One for every setting of the other axes; a row whose targets were all never reached says nothing."""
     groups: dict[Key, Row] = {}
     for result in found:
         cell: Cell = result.cell
         row = groups.setdefault(key(without(cell, [axis])), {})
         if axis in cell and (rank := result.measured.rank) is not None:
             row[cell[axis]] = rank
-    yield from groups.values()
+    yield from (row for row in groups.values() if any(map(math.isfinite, row.values())))
 
 
 def _verdict(claim: Claim, answers: Sequence[bool], detail: str = "") -> Verdict:
@@ -72,11 +74,11 @@ def _verdict(claim: Claim, answers: Sequence[bool], detail: str = "") -> Verdict
 
 
 def _pair(claim: Claim, row: Row) -> tuple[float, float] | None:
-    """The two numbers; None where one is missing, or neither target was reached."""
+    """The two numbers; None where one is missing, or neither's target was reached."""
     if str(claim.first) not in row or str(claim.second) not in row:
         return None
     first, second = row[str(claim.first)], row[str(claim.second)]
-    return None if first == second == float("inf") else (first, second)
+    return None if first == second == math.inf else (first, second)
 
 
 def _compare(holds: Callable[[float, float, float], bool]) -> Callable[[Claim, Row], bool | None]:
@@ -108,11 +110,10 @@ def _diminishing(claim: Claim, row: Row) -> bool | None:
     return numbers[-1] - numbers[-2] <= numbers[1] - numbers[0] + claim.margin
 
 
-def _window(claim: Claim, row: Row) -> bool | None:
-    if not row:
-        return None
+def _window(claim: Claim, row: Row) -> bool:
     best = min(row.values()) if claim.lowest else max(row.values())
-    return sum(abs(value - best) <= claim.margin for value in row.values()) >= (claim.number or 0)
+    good = sum(abs(value - best) <= claim.margin for value in row.values())
+    return (claim.number or 0) <= good <= (good if claim.most is None else claim.most)
 
 
 _LIMITS: dict[str, Callable[[float, float, float], bool]] = {
@@ -135,9 +136,9 @@ _ANSWERS: dict[str, Callable[[Claim, Row], bool | None]] = {
 def _reduction(claim: Claim, rows: Sequence[Row]) -> Verdict:
     """By how much the first is below the second where it is most so; infinite numbers say nothing."""
     pairs = [pair for row in rows if (pair := _pair(claim, row)) is not None]
-    shares = [1 - first / second for first, second in pairs if 0 < second < float("inf") and first < float("inf")]
+    shares = [1 - first / second for first, second in pairs if 0 < second < math.inf and first < math.inf]
     if not shares:
         return Verdict(claim.text, None)
     most = max(shares)
-    reached = sum(share >= (claim.number or 0.0) for share in shares)
+    reached = sum(share >= (claim.number or 0.0) - claim.margin for share in shares)
     return Verdict(claim.text, reached > 0, reached, len(shares), f"at most {most:.1%}")

@@ -63,8 +63,14 @@ class Measured:
 
     @property
     def rank(self) -> float | None:
-        """The number that claims compare: a target that most seeds never reached is infinitely far."""
-        return math.inf if self.unreached else self.value
+        """The number that claims compare, which no seed is left out of.
+
+        Where one never reached the target it is the median (of two the earlier), with that one infinitely late; where
+        one diverged, and so came to nothing, there is none.
+        """
+        if self.never:
+            return statistics.median_low(math.inf if value is None else value for value in self.values)
+        return None if self.diverged and not self.complete else self.value
 
 
 def measure_cell(measure: Measure, outcomes: Sequence[Outcome]) -> Measured:
@@ -74,7 +80,7 @@ def measure_cell(measure: Measure, outcomes: Sequence[Outcome]) -> Measured:
     values: list[float | None] = []
     for outcome in outcomes:
         alive = outcome.diverged is None or measure.kind in _OUTLIVE
-        value = take(measure, outcome) if alive else None
+        value = take(measure, outcome) if alive and _came_far_enough(measure, outcome) else None
         values.append(None if value is None else value if counts else measure.scale * value)
     diverged = sum(outcome.diverged is not None for outcome in outcomes)
     if measure.kind == "total_to":
@@ -89,6 +95,13 @@ def measure_cell(measure: Measure, outcomes: Sequence[Outcome]) -> Measured:
         diverged=diverged,
         never=sum(value is None for value in values),
     )
+
+
+def _came_far_enough(measure: Measure, outcome: Outcome) -> bool:
+    """Whether a run came to the round up to which it is asked; one that reached a target first did."""
+    if measure.until is None or measure.kind in _ARRIVE:
+        return True
+    return bool(outcome.rounds) and int(outcome.rounds[-1]["round"]) + 1 >= measure.until
 
 
 def series(measure: Measure, outcome: Outcome) -> list[tuple[int, float]]:
@@ -134,8 +147,6 @@ def over(measured: Measured, base: Measured) -> Measured:
 
 
 def _final(measure: Measure, outcome: Outcome) -> float | None:
-    if measure.until is not None and (not outcome.rounds or outcome.rounds[-1]["round"] + 1 < measure.until):
-        return None  # it did not come that far
     points = series(measure, outcome)
     values = [value for round, value in points if round > points[-1][0] - measure.last]
     return statistics.fmean(values) if values else None
@@ -228,5 +239,7 @@ KINDS: dict[str, Callable[[Measure, Outcome], float | None]] = {
 }
 _COUNTS = ("rounds_to", "highest_at", "lowest_at")
 """Kinds that come to a round, which `scale` leaves alone."""
-_OUTLIVE = ("rounds_to", "total_to", "catastrophic", "at")
+_ARRIVE = ("rounds_to", "total_to")
+"""Kinds that end at a target."""
+_OUTLIVE = (*_ARRIVE, "catastrophic", "at")
 """Kinds that mean something in a run that diverged later."""

@@ -80,8 +80,9 @@ def _best(study: Study, cell: Cell, choices: list[tuple[Cell, list[Outcome]]]) -
     axis = study.searched[0]
     by = next((measure for measure in there if measure.name == axis.by), there[0])
     ranked = [(choice, measure_cell(by, choice[1])) for choice in choices]
-    sound = [(choice, measured) for choice, measured in ranked if not measured.diverged] or ranked
-    scored = [(measured.rank, choice) for choice, measured in sound if measured.rank is not None]
+    sound = [(measured.rank, choice) for choice, measured in ranked if not measured.diverged]
+    others = [(measured.value, choice) for choice, measured in ranked]
+    scored = [(number, choice) for number, choice in sound or others if number is not None]
     if not scored:
         return choices[0]
     pick = max if axis.best == "highest" and not by.lower else min

@@ -203,13 +203,13 @@ class Claim(Section):
 
     less, greater   the measure of `first` against that of `second`, two values of `axis`, by more than `margin`
     at_most, at_least   the same, where equal is enough and `margin` is how far the wrong way it may be
-    reduction       first is lower than second by a share of at least `number` in the cell where it is most so
+    reduction       first is lower than second by a share of at least `number`, less `margin`, where it is most so
     above, below    the measure against `number`
     near            the measure is within `margin` of `number`
     order           the measure does not fall along `values` of `axis` by more than `margin`
     best            among the values of `axis`, `first` has the highest measure (with `lowest = true`, the lowest)
     diminishing     along `values` of `axis`, the last step gains no more than the first, by more than `margin`
-    window          the measure is within `margin` of the best at `number` values of `axis` or more
+    window          the measure is within `margin` of the best at `number` values of `axis` or more, at `most` so many
     """
 
     text: Text
@@ -233,6 +233,7 @@ class Claim(Section):
     second: Text | None = None
     values: Names = Field(default_factory=list)
     number: Number | None = None
+    most: Number | None = None
     margin: NonNegative = 0.0
     lowest: Annotated[bool, Expected("true or false")] = False
     share: Share = 1.0
