@@ -424,6 +424,24 @@ def test_class_mix_of_several_kinds() -> None:
     assert (class_counts(parts, labels) > 0).sum(1).tolist() == [10, 10, 1, 1, 2]
 
 
+@pytest.mark.parametrize(("skewed", "classes"), [(7, 1), (5, 2), (7, 2), (10, 3)])
+def test_class_mix_without_repeats_deals_every_class_before_one_comes_again(skewed: int, classes: int) -> None:
+    labels = np.tile(np.arange(10), 1000)
+    for seed in range(5):
+        parts = partition.class_mix(
+            labels, iid=2, skewed=skewed, classes=classes, per_client=100, seed=seed, repeat=False
+        )
+        has = class_counts(parts[2:], labels) > 0
+        assert (has.sum(1) == classes).all()
+        for clients in range(1, skewed + 1):
+            owners = has[:clients].sum(0)
+            assert owners.max() - owners.min() <= 1
+    draws = [
+        class_counts(partition.class_mix(labels, 0, 7, seed=s, repeat=False), labels)[0].argmax() for s in range(9)
+    ]
+    assert len(set(draws)) > 1
+
+
 def test_class_mix_cases() -> None:
     labels = np.tile(np.arange(10), 6000)
     one = (class_counts(partition.class_mix(labels, case=1, seed=4), labels) > 0).sum(1)

@@ -181,13 +181,18 @@ def take_or_reassign(want: Ints, unused: Ints) -> Ints:
     return before - unused
 
 
-def choose_classes(number: int, need: int, unused: Ints, rng: np.random.Generator) -> Ints | None:
+def choose_classes(
+    number: int, need: int, unused: Ints, rng: np.random.Generator, owners: Ints | None = None
+) -> Ints | None:
     """`number` distinct classes that together hold `need` unused examples, or None where no classes do.
 
-    Any classes at first; if they hold too few, one after another among those that still leave enough in the best case:
-    a redraw that never needs another.
+    Any classes at first, or with `owners` any of those that fewest have; if they hold too few, one after another among
+    those that still leave enough in the best case: a redraw that never needs another.
     """
-    chosen = rng.choice(unused.size, number, replace=False)
+    if owners is None:
+        chosen = rng.choice(unused.size, number, replace=False)
+    else:
+        chosen = np.argsort(owners + rng.random(owners.size))[:number]
     if unused[chosen].sum() >= need:
         return chosen
     free, held = np.ones(unused.size, np.bool_), 0

@@ -147,6 +147,7 @@ def class_mix(
     per_client: int = 600,
     seed: int = 0,
     case: int | None = None,
+    repeat: bool = True,
 ) -> list[Ints]:
     """`iid` clients with rows of every class, then `skewed` ones with rows of `classes` random classes only.
 
@@ -154,6 +155,7 @@ def class_mix(
 
     Wu and Wang 2021, FedAdp, arXiv 2012.00661. A client draws its classes, which others may draw too, and then
     `per_client` unused rows uniformly from their union. Classes that hold too few unused rows are redrawn.
+    `repeat=False`: no class has a second skewed client before every class has one, no third before every has two.
     `case=1`: ten clients whose numbers of classes are a permutation of 1..10. `case=2`: five with 1 to 5 classes and
     five with 6 to 10, uniformly. A case takes the place of `iid`, `skewed` and `classes`.
 
@@ -170,8 +172,9 @@ def class_mix(
         numbers = _case_numbers(case, (iid, skewed, classes), pools.sizes.size, rng)
     _enough("class_mix", len(numbers), per_client, ids.size)
     unused, counts = pools.sizes.copy(), np.zeros((len(numbers), pools.sizes.size), np.int64)
+    owners = np.zeros_like(unused)
     for k, number in enumerate(numbers):
-        chosen = choose_classes(number, per_client, unused, rng)
+        chosen = choose_classes(number, per_client, unused, rng, None if repeat else owners)
         if chosen is None:
             most = int(np.sort(unused)[-number:].sum())
             raise FedloomError(
@@ -180,6 +183,7 @@ def class_mix(
             )
         counts[k, chosen] = rng.multivariate_hypergeometric(unused[chosen], per_client)
         unused -= counts[k]
+        owners[chosen] += 1
     return pools.deal(counts, rng)
 
 

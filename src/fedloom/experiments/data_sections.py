@@ -103,6 +103,7 @@ class ClassMix(DataSection):
     ] = 1
     per_client: Count = 600
     case: Literal[1, 2] | None = None
+    repeat: Annotated[bool, Expected("true or false")] = True
 
 
 class Shards(Dealt):
