@@ -285,8 +285,24 @@ def test_dropout_along_another_axis_agrees(p: float) -> None:
     assert_agree(lambda: TimeMajor(p), fl.fedavg(0.1), 2)
 
 
+class Folded(BatchNormed):
+    """Batch norm over parts of rows, as over frames or views: a batch's mask does not say which are padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 5, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.reshape(-1, 3)).unflatten(0, (len(x), 2)).mean(1)
+
+
+def test_batch_norm_of_parts_of_rows_agrees() -> None:
+    assert_agree(Folded, fl.fedavg(0.1), 2, batch_size=4, drop_last=False)
+
+
 @pytest.mark.parametrize(
-    ("model", "alone"), [(Dense, True), (Words, True), (Conv, True), (BatchNormed, True), (Centred, False)]
+    ("model", "alone"),
+    [(Dense, True), (Words, True), (Conv, True), (BatchNormed, True), (Centred, False), (Folded, False)],
 )
 def test_models_whose_rows_stand_alone_may_be_padded(model: Callable[[], nn.Module], alone: bool) -> None:
     """Taking them for others would be right too, and slow."""

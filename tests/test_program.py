@@ -227,6 +227,60 @@ def test_batch_norm_in_bfloat16(executor: str) -> None:
     assert 1e-6 < distance(exact, half) < 1e-2
 
 
+class Kept(nn.Module):
+    """Beside what trains it has a frozen layer, a number that is not saved, and a norm that follows no batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.norm, self.last = nn.Linear(6, 5).requires_grad_(False), nn.BatchNorm1d(5), nn.Linear(5, 4)
+        self.register_buffer("shift", torch.full((5,), 0.3), persistent=False)
+
+    def train(self, mode: bool = True) -> nn.Module:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.norm(self.frozen(x)) + self.shift))
+
+
+class Root(nn.BatchNorm1d):
+    """A model that is itself a batch norm: its leaves have no module's name before theirs."""
+
+    def __init__(self) -> None:
+        super().__init__(6)
+        self.last = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(super().forward(x))
+
+
+@pytest.mark.parametrize("executor", ["loop", "vectorized"])
+@pytest.mark.parametrize("model", [Kept, Root])
+def test_what_does_not_train_is_in_bfloat16_too(model: Callable[[], nn.Module], executor: str) -> None:
+    how: dict[str, Any] = {"executor": executor, "dtype": torch.float32, "drop_last": True, "rounds": 2}
+    exact, half = (run(model, fl.fedavg(0.1), precision=p, **how) for p in ("highest", "bfloat16"))
+    assert half.resolved["executor"] == executor
+    assert 1e-6 < distance(exact, half) < 1e-2
+
+
+class Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 4)
+        self.register_buffer("shift", torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x + self.shift)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vectorized", "auto"])
+def test_a_model_that_cannot_compute_in_bfloat16_is_told(executor: str) -> None:
+    """What it keeps as state stays in float32."""
+    with pytest.raises(fl.FedloomError, match="Shifted and its loss failed in bfloat16 on .*: pass precision='high'"):
+        run(Shifted, fl.fedavg(0.1), precision="bfloat16", dtype=torch.float32, executor=executor)
+
+
 def test_updates_in_place_leave_the_bits_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     momentum = fl.fedavg(0.1, client_optimizer="momentum")
     cases = [(Dense, fl.fedavg(0.1)), (plain, momentum), (plain, fl.fedprox(0.1, mu=0.5)), (plain, fl.scaffold(0.1))]

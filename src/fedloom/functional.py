@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -113,13 +114,22 @@ class Functional:
             return functional_call(self.module, leaves, (), dict(x))
         return functional_call(self.module, leaves, x if isinstance(x, tuple) else (x,))
 
-    def _computed(self, params: Params) -> Params:
-        """The parameters as the forward computes with them; batch norm's stay as its statistics are."""
+    def trained_output(self, params: Params, buffers: Params, x: Features) -> Any:
+        """As in training: computed in the precision that was asked for, and of the parameters' own dtype."""
         if self.compute is None:
-            return params
+            return self.output(params, buffers, x)
+        leaves = {
+            name: leaf if name in self._whole else cast(leaf, self.compute)
+            for name, leaf in {**self.constants, **params}.items()
+        }
+        return cast(self.output(leaves, buffers, cast(x, self.compute)), floating_dtype(params))
+
+    @cached_property
+    def _whole(self) -> frozenset[str]:
+        """The leaves of batch norms, which stay as their statistics are."""
         norms = [name for name, layer in self.module.named_modules() if isinstance(layer, _BatchNorm)]
-        whole = {self.names.get(key, key) for name in norms for key in (f"{name}.weight", f"{name}.bias")}
-        return {name: leaf if name in whole else cast(leaf, self.compute) for name, leaf in params.items()}
+        keys = [f"{name}.{leaf}".lstrip(".") for name in norms for leaf in ("weight", "bias")]
+        return frozenset(self.names.get(key, key) for key in keys)
 
     def objective(
         self, params: Params, buffers: Params, x: Features, y: Features, mask: Tensor | None, key: Tensor
@@ -133,9 +143,9 @@ class Functional:
         buffers = tree.map(torch.clone, buffers)
         forms = stacked(mask) if self.lowered else nullcontext()
         with SeededDropout(key), forms:
-            output = self.output(self._computed(params), buffers, x if self.compute is None else cast(x, self.compute))
+            output = self.trained_output(params, buffers, x)
         with forms:
-            losses = self.loss(output if self.compute is None else cast(output, floating_dtype(params)), y)
+            losses = self.loss(output, y)
         rows = count(y)
         if losses.shape != (rows,):
             raise FedloomError(

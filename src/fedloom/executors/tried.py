@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from textwrap import shorten
 from typing import Any
 
@@ -60,7 +60,10 @@ def _mismatch(job: Job, error: Exception) -> str:
     shown = ", ".join(f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape[1:])}" for leaf in given)
     said = shorten(str(error).strip().splitlines()[0], 160, placeholder=" ...")
     name = type(job.functional.module).__name__
-    return f"Task: {name} and its loss failed on examples of {job.data.name} ({shown}): {said}"
+    inside = f"{name} and its loss failed"
+    if job.functional.compute is not None:
+        return f"Task: {inside} in bfloat16 on examples of {job.data.name} ({shown}): {said}: pass precision='high'"
+    return f"Task: {inside} on examples of {job.data.name} ({shown}): {said}"
 
 
 def rows_independent(job: Job) -> bool:
@@ -68,16 +71,17 @@ def rows_independent(job: Job) -> bool:
 
     Tried on rows and parameters that are all different and with dropout at one half, whatever the model begins with: a
     layer that starts at zero, rows that are alike or a rare mask would hide what mixes them. In float64, for batch norm
-    after batch norm amplifies rounding until it looks like mixing; as it is where a model keeps to its own precision.
+    after batch norm amplifies rounding until it looks like mixing; as it is where a model keeps to its own precision;
+    and where it fails on padding in both, its rows are not taken for independent.
     """
     index = sample(job, 3)
     batch: Features = pytree.tree_map(_noisy, take(job.data.x, torch.cat([index, index[:1]])))
     params = {name: _noisy(leaf) for name, leaf in job.functional.params.items()}
     job = dataclasses.replace(job, functional=dataclasses.replace(job.functional, params=params))
-    try:
-        return _padding_counts_for_nothing(_in_float64(job), cast(batch, torch.float64), index)
-    except (RuntimeError, TypeError):
-        return _padding_counts_for_nothing(job, batch, index)
+    for tried, given in ((_in_float64(job), cast(batch, torch.float64)), (job, batch)):
+        with suppress(RuntimeError, TypeError):
+            return _padding_counts_for_nothing(tried, given, index)
+    return False
 
 
 def _padding_counts_for_nothing(job: Job, batch: Features, index: Tensor) -> bool:
@@ -132,7 +136,7 @@ def losses(job: Job, x: Features, index: Tensor, drop: float | None = None, mask
     with SeededDropout(key, drop), stacked_forms(mask) if functional.lowered else nullcontext():
         buffers = tree.map(torch.clone, functional.buffers)
         augmented = x if functional.augment is None else functional.augment(x, key)
-        output = functional.output(functional.params, buffers, augmented)
+        output = functional.trained_output(functional.params, buffers, augmented)
     return functional.loss(output, take(job.data.y, index))
 
 

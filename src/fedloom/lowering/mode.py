@@ -169,8 +169,8 @@ def _is_view(x: Tensor, sizes: Sequence[int]) -> bool:
     >>> _is_view(x, [6, -1]), _is_view(x.transpose(1, 2), [2, -1]), _is_view(x.transpose(1, 2), [2, 2, 2, 3])
     (True, False, True)
     """
-    if not x.numel():
-        return True
+    if not x.numel() or 0 in sizes:
+        return True  # or torch will say why not
     runs: list[int] = []
     following = 0
     for size, step in zip(reversed(x.shape), reversed(x.stride()), strict=True):

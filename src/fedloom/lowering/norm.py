@@ -34,12 +34,20 @@ def batch_norm(
     shorter than the parameters, which `vmap` refuses, all rows are then real.
     Padded rows are normalised with the real rows' statistics and change nothing for them. A client with a single value
     per channel, which torch refuses, cannot be refused among others: it gets the bias, and a running variance of zero
-    is averaged in. Images have kernels where there are any, or where `kernel` asks for them.
+    is averaged in. Images have kernels where there are any, or where `kernel` asks for them. Outside of training
+    numbers that are shorter than the statistics are normalised in the statistics' dtype, which `vmap` does not refuse.
     """
-    if not training:
-        return None
-    alone = input.numel() <= input.shape[1]  # one value: torch refuses it
     mixed = any(leaf is not None and leaf.dtype != input.dtype for leaf in (weight, running_mean))
+    if not training:
+        if not mixed or running_mean is None:
+            return None
+        given = input.to(running_mean.dtype)
+        return F.batch_norm(given, running_mean, running_var, weight, bias, False, momentum, eps).to(input.dtype)
+    if mask is not None and len(mask) != len(input):
+        raise ValueError(
+            f"batch norm of {len(input)} rows made of a batch of {len(mask)}: which are padding is not known"
+        )
+    alone = input.numel() <= input.shape[1]  # one value: torch refuses it
     if mask is None and (kernel or mixed or input.device.type != "cpu") and not alone:
         mask = input.new_ones(len(input), dtype=torch.bool)
     if mask is None:
