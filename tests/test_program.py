@@ -277,7 +277,7 @@ class Shifted(nn.Module):
 @pytest.mark.parametrize("executor", ["loop", "vectorized", "auto"])
 def test_a_model_that_cannot_compute_in_bfloat16_is_told(executor: str) -> None:
     """What it keeps as state stays in float32."""
-    with pytest.raises(fl.FedloomError, match="Shifted and its loss failed in bfloat16 on .*: pass precision='high'"):
+    with pytest.raises(fl.FedloomError, match=r"Shifted and its loss failed in bfloat16 on .*: pass precision='high'"):
         run(Shifted, fl.fedavg(0.1), precision="bfloat16", dtype=torch.float32, executor=executor)
 
 

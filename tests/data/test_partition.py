@@ -459,6 +459,14 @@ def test_class_mix_redraws_classes_that_are_spent() -> None:
         assert sorted(counts.argmax(1)) == [0, 1, 2, 3]
 
 
+def test_class_mix_without_repeats_redraws_among_those_that_fewest_have() -> None:
+    labels = np.repeat(np.arange(4), [30, 20, 100, 400])  # the first two together are too few for a client of 60
+    for seed in range(20):
+        parts = partition.class_mix(labels, iid=0, skewed=2, classes=2, per_client=60, seed=seed, repeat=False)
+        first, second = (set(labels[part]) for part in parts)
+        assert first != second
+
+
 def test_class_mix_error_when_no_classes_suffice() -> None:
     labels = np.repeat(np.arange(4), 100)
     with pytest.raises(FedloomError, match="client 4: expected 1 classes that hold 60 unused rows, got at most 40"):
@@ -485,6 +493,7 @@ def test_chosen_classes_suffice_whenever_any_do(unused: list[int], data: st.Data
         ({"classes": 5}, "classes: expected at most 4"),
         ({"classes": [1, 2]}, "classes: expected 7 numbers, one per skewed, got 2"),
         ({"iid": 0, "skewed": 0}, "at least 1 client"),
+        ({"repeat": "false"}, "repeat: expected True or False, got 'false'"),
         ({"case": 3}, "case: expected 1, 2 or None, got 3"),
         ({"case": 1}, "expected at least 10 classes in labels, got 4"),
         ({"case": 2, "iid": 5}, "case=2: expected no iid, skewed or classes beside it, got iid=5"),

@@ -31,13 +31,27 @@ def test_a_file_that_changed_is_read_again(file: Path) -> None:
     assert word_vectors(file, ["cat"])[1].tolist() == [4, 5, 6, 7]
 
 
+@pytest.mark.parametrize("text", ["3 3\ncat 1 2 3\ndog 4 5 6\n", "cat 1 2 3\ndog 4 5 6\ncat got up 7 8 9\n"])
+def test_counts_in_the_first_line_and_words_with_spaces_are_no_vectors(file: Path, text: str) -> None:
+    """word2vec's files have the one, GloVe's of 840 billion words the other."""
+    file.write_text(text)
+    assert word_vectors(file, ["3", "cat", "dog"]).tolist() == [[0] * 3, [0] * 3, [1, 2, 3], [4, 5, 6]]
+
+
+def test_what_a_caller_does_to_them_is_his_own(file: Path) -> None:
+    word_vectors(file, ["cat"]).zero_()
+    assert word_vectors(file, ["cat"])[1].tolist() == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("cat 1 2 3\ndog 1 2\n", r"3d.txt, line 2: expected a word and 3 numbers, got dog 1 2"),
-        ("cat 1 two\n", r"3d.txt, line 1: expected a word and numbers, got cat 1 two"),
+        ("cat 1 two\n", r"3d.txt, line 1: expected a word and 2 numbers, got cat 1 two$"),
+        ("cow 1 2\ncat 1 nan\n", r"3d.txt, line 2: expected a word and 2 numbers, got cat 1 nan"),
+        ("cow 1 2\ncat 1e39 1\n", r"3d.txt, line 2: expected a word and 2 numbers, got cat 1e39 1"),
         ("cow 1 2 3\n\n", r"3d.txt: expected the vector of one of 3 words at least, got none"),
-        ("cat \n", r"3d.txt, line 1: expected a word and numbers, got cat"),
+        ("cat \n", r"3d.txt, line 1: expected a word and its numbers, got cat"),
         ("", r"3d.txt: expected the vector of one of 3 words at least, got none"),
     ],
 )

@@ -187,7 +187,8 @@ def choose_classes(
     """`number` distinct classes that together hold `need` unused examples, or None where no classes do.
 
     Any classes at first, or with `owners` any of those that fewest have; if they hold too few, one after another among
-    those that still leave enough in the best case: a redraw that never needs another.
+    those that still leave enough in the best case, of which again those that fewest have: a redraw that never needs
+    another.
     """
     if owners is None:
         chosen = rng.choice(unused.size, number, replace=False)
@@ -203,6 +204,8 @@ def choose_classes(
         candidates = np.flatnonzero(free & (best >= need))
         if not candidates.size:
             return None
+        if owners is not None:
+            candidates = candidates[owners[candidates] == owners[candidates].min()]
         chosen[turn] = rng.choice(candidates)
         free[chosen[turn]] = False
         held += int(unused[chosen[turn]])

@@ -155,7 +155,8 @@ def class_mix(
 
     Wu and Wang 2021, FedAdp, arXiv 2012.00661. A client draws its classes, which others may draw too, and then
     `per_client` unused rows uniformly from their union. Classes that hold too few unused rows are redrawn.
-    `repeat=False`: no class has a second skewed client before every class has one, no third before every has two.
+    `repeat=False`: no class has a second skewed client before every class has one, no third before every has two, as
+    far as the classes' rows allow.
     `case=1`: ten clients whose numbers of classes are a permutation of 1..10. `case=2`: five with 1 to 5 classes and
     five with 6 to 10, uniformly. A case takes the place of `iid`, `skewed` and `classes`.
 
@@ -163,6 +164,8 @@ def class_mix(
     [4, 1, 1]
     """
     ids = _classes("class_mix", labels)
+    if not isinstance(repeat, bool):
+        raise FedloomError(f"partition.class_mix, repeat: expected True or False, got {repeat!r}")
     per_client = _whole("class_mix", "per_client", per_client)
     rng = _generator("class_mix", seed)
     pools = Pools.shuffled(ids, int(ids.max()) + 1, rng)

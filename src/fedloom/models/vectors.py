@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,7 +22,7 @@ def word_vectors(path: str | PathLike[str], words: Sequence[str]) -> Tensor:
     """The file's vectors of these words in rows 1, 2, ...: what `BiLSTM` takes as `embedding`.
 
     A line of the file is a word and its numbers with spaces between them, as in `glove.6B.300d.txt` (Pennington et al.
-    2014). Row 0, for padding, and words that the file lacks are zero.
+    2014) and, after a line of two counts, in word2vec's. Row 0, for padding, and words that the file lacks are zero.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile("w+") as file:
@@ -33,7 +35,7 @@ def word_vectors(path: str | PathLike[str], words: Sequence[str]) -> Tensor:
     path = Path(path)
     with _opened(path) as file:
         stat = os.fstat(file.fileno())
-    return _read(path, (stat.st_mtime_ns, stat.st_size), tuple(words))
+    return _read(path, (stat.st_mtime_ns, stat.st_size), tuple(words)).clone()
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -47,25 +49,35 @@ def _opened(path: Path) -> BinaryIO:
 
 @lru_cache(maxsize=1)  # a study's runs have the same, and a file of them is up to a gigabyte
 def _read(path: Path, stamp: tuple[int, int], words: tuple[str, ...]) -> Tensor:
-    rows = {word.encode(): row for row, word in enumerate(words, start=1)}
-    matrix = None
+    rows = {word.encode(errors="replace"): row for row, word in enumerate(words, start=1)}
+    found = set()
     with _opened(path) as lines:
+        width = max((len(line.split()) - 1 for line in islice(lines, 2)), default=0)
+        matrix = np.zeros((len(words) + 1, max(width, 0)), np.float32)
+        lines.seek(0)
         for number, line in enumerate(lines, start=1):
-            word, _, numbers = line.partition(b" ")
+            word, _, rest = line.partition(b" ")
             if word not in rows:
                 continue
-            try:
-                vector = np.array(numbers.split(), np.float32)
-            except ValueError:
-                vector = np.empty(0, np.float32)
-            if matrix is None and vector.size:
-                matrix = np.zeros((len(words) + 1, vector.size), np.float32)
-            if matrix is None or vector.size != matrix.shape[1]:
-                expected = "numbers" if matrix is None else f"{matrix.shape[1]} numbers"
+            numbers = rest.split()
+            if len(numbers) > width or (number == 1 and len(numbers) == 1 < width):
+                continue  # another word, with a space in it; how many words there are, in word2vec's files
+            vector = _vector(numbers)
+            if not vector.size or vector.size != width or not np.isfinite(vector).all():
                 raise FedloomError(
-                    f"{path}, line {number}: expected a word and {expected}, got {cut(line.decode(errors='replace'))}"
+                    f"{path}, line {number}: expected a word and {width or 'its'} numbers, "
+                    f"got {cut(line.decode(errors='replace').strip())}"
                 )
             matrix[rows[word]] = vector
-    if matrix is None:
+            found.add(word)
+    if not found:
         raise FedloomError(f"{path}: expected the vector of one of {len(words):,} words at least, got none")
     return torch.from_numpy(matrix)
+
+
+def _vector(numbers: list[bytes]) -> npt.NDArray[np.float32]:
+    try:
+        with np.errstate(over="ignore"):
+            return np.array(numbers, np.float32)
+    except ValueError:
+        return np.empty(0, np.float32)
