@@ -327,6 +327,32 @@ def test_another_version_is_refused_unless_allowed(
     assert code("resume", stopped, "--quiet", "--allow", "versions.torch") == 0
 
 
+def test_another_part_that_does_not_train_is_refused(tmp_path: Path) -> None:
+    """No state holds it, and no setting: a pretrained layer, vectors of words."""
+
+    def task(scale: float) -> fl.Task:
+        def model() -> torch.nn.Module:
+            first = torch.nn.Linear(6, 5).requires_grad_(False)
+            first.weight.mul_(scale)
+            return torch.nn.Sequential(first, torch.nn.Tanh(), torch.nn.Linear(5, 4))
+
+        return fl.Task(model)
+
+    run = partial(
+        fl.simulate,
+        data=classification([6, 7, 8]),
+        algorithm=fl.fedavg(0.1),
+        run_dir=tmp_path / "run",
+        dtype=torch.float64,
+    )
+    with pytest.raises(ZeroDivisionError):
+        run(task(1.0), rounds=4, cohort=2, callbacks=[lambda record: record["round"] == 2 and 1 / 0])
+    with pytest.raises(Damaged, match=r"run, frozen: expected '\w{64}' .*allow=\['frozen'\]"):
+        run(task(2.0), rounds=4, cohort=2, resume=True)
+    resumed = run(task(1.0), rounds=4, cohort=2, resume=True)
+    assert resumed.resolved["resumed"]["round"] and len(resumed.rounds) == 4
+
+
 def test_other_data_are_refused_and_a_script_can_resume_too(tmp_path: Path) -> None:
     grown = {"cohort": lambda t: 2 if t < 2 else 3}
     options: dict[str, Any] = {"rounds": 4, "dtype": torch.float64, "executor": "loop", **grown}

@@ -7,6 +7,7 @@ the module keeps as persistent buffers (batch norm's statistics, counters) goes 
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -86,6 +87,13 @@ class Functional:
     @property
     def leaves(self) -> Params:
         return {**self.constants, **self.params, **self.buffers}
+
+    def frozen(self) -> str:
+        """SHA-256 of what does not train, which no state holds: a pretrained part, say. Empty where all trains."""
+        digest = hashlib.sha256()
+        for name, leaf in sorted(self.constants.items()):
+            tree.into_digest(digest, name, leaf)
+        return digest.hexdigest() if self.constants else ""
 
     def starting_from(self, params: Params) -> Functional:
         """The same model with other leaves: its trainable ones by name, or a whole `state_dict`."""

@@ -28,11 +28,12 @@ class Records:
         found: Found | None = None,
         allowed: Collection[str] = (),
         finished: bool = False,
+        frozen: Callable[[], str] = str,
     ) -> None:
         self.directory = None if path is None else RunDirectory(Path(path), resume=found is not None, finished=finished)
         self.kept: int | None = None  # the round of the last state
         if self.directory is not None:
-            self.fingerprint = fingerprint()
+            self.fingerprint, self.frozen = fingerprint(), frozen()
             self.seed = seed
             settled = {name: value for name, value in history.resolved.items() if name in SETTLED}
             self.config = as_toml({**config, **settled})
@@ -43,11 +44,14 @@ class Records:
     def _go_on(self, directory: RunDirectory, found: Found, allowed: Collection[str], history: History) -> None:
         """What came after the state that was found is taken back; it will be run again."""
         if found.state is not None:
-            now = resumption.notes(self.config, self.fingerprint, 0.0)
+            now = self._notes(0.0)
             resumption.check_same(directory.path, found.notes, now, allowed)
             self.kept = found.round
         history.rounds = directory.rewind(found.state, found.size)
         history.resolved["resumed"] = found.told()
+
+    def _notes(self, seconds: float) -> dict[str, Any]:
+        return resumption.notes(self.config, self.fingerprint, self.frozen, seconds)
 
     def record(self, record: Mapping[str, Any]) -> None:
         if self.directory is not None:
@@ -56,7 +60,7 @@ class Records:
     def write(self, round: int, value: Mapping[str, Any], seconds: float) -> None:
         """Write the state after `round` rounds, with a note of what it was made with, unless it is there."""
         if self.directory is not None and round != self.kept:
-            self.directory.checkpoint(round, value, resumption.notes(self.config, self.fingerprint, seconds))
+            self.directory.checkpoint(round, value, self._notes(seconds))
             self.kept = round
 
     def summarise(self, history: History, ledger: Ledger | None) -> None:

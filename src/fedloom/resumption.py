@@ -18,6 +18,9 @@ from fedloom.versions import versions
 BITS = {name: versions()[name] for name in ("fedloom", "torch")}
 """The versions on which the bits of a run depend."""
 
+APART = ("data_fingerprint", "frozen", "versions")
+"""What a run must have alike beside its settings: the rows, what does not train, the versions."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -74,16 +77,22 @@ def _check_metrics(path: Path, expected: Mapping[str, Any]) -> None:
         )
 
 
-def notes(config: str, fingerprint: str, seconds: float) -> dict[str, Any]:
+def notes(config: str, fingerprint: str, frozen: str, seconds: float) -> dict[str, Any]:
     """What is noted with a state: everything that a run must have alike to go on from it."""
-    return {"config": config, "data_fingerprint": fingerprint, "versions": BITS, "seconds": seconds}
+    return {
+        "config": config,
+        "data_fingerprint": fingerprint,
+        "frozen": frozen,
+        "versions": BITS,
+        "seconds": seconds,
+    }
 
 
 def check_same(where: Path, made: Mapping[str, Any], now: Mapping[str, Any], allowed: Collection[str] = ()) -> None:
     """An error with the first setting, fingerprint or version that is not as it was when a state was made."""
 
     def flat(noted: Mapping[str, Any]) -> dict[str, Any]:
-        return tomllib.loads(noted["config"]) | {name: noted[name] for name in ("data_fingerprint", "versions")}
+        return tomllib.loads(noted["config"]) | {name: noted[name] for name in APART if name in made}
 
     found = difference(flat(made), flat(now), but=allowed)
     if found is not None:

@@ -281,7 +281,8 @@ def _trial(
     found = newest(Path(path)) if resume and path is not None and (Path(path) / CONFIG).exists() else None
     # of a stack some may be finished when the others are not
     again = stacked and found is not None and found.state is not None
-    records = Records(own, config or {}, history, setup.data.fingerprint, setup.seed, found, allow, again)
+    frozen = setup.functional.frozen
+    records = Records(own, config or {}, history, setup.data.fingerprint, setup.seed, found, allow, again, frozen)
     ahead = next(iter(setup.functional.params.values())).is_cuda and ranks.world == 1 and not ranks.launched
     trial = Trial(setup, history, records, ahead=ahead)
     if found is not None:

@@ -122,3 +122,9 @@ class Layout:
     def squares(self, flat: Tensor) -> Tensor:
         """`(K, D)` -> squared norms per client and leaf, `(K, P)`."""
         return torch.stack([total(part * part, lead=1) for part in self.split(flat).values()], dim=1)
+
+
+def into_digest(digest: Any, name: str, leaf: Tensor) -> None:
+    """Its name, shape and numbers: the same on every device."""
+    digest.update(f"{name}: {leaf.dtype} {tuple(leaf.shape)}\n".encode())
+    digest.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedloom import tree
 from fedloom.data.given import pair
 from fedloom.errors import FedloomError
 
@@ -150,8 +151,7 @@ class FederatedData:
         digest = hashlib.sha256()
         for part, features in parts.items():
             for leaf, rows in named_leaves(features):
-                digest.update(f"{part}/{leaf}: {rows.dtype} {tuple(rows.shape)}\n".encode())
-                digest.update(rows.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                tree.into_digest(digest, f"{part}/{leaf}", rows)
         if self.augment is not None:
             named = getattr(self.augment, "__qualname__", None)  # a function's repr has its address
             digest.update(f"augment: {named or repr(self.augment)}\n".encode())

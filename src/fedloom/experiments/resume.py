@@ -10,6 +10,7 @@ from fedloom.differences import difference
 from fedloom.documents import read_toml
 from fedloom.errors import Damaged, FedloomError, choose
 from fedloom.experiments.schema import Experiment, RunSpec, read
+from fedloom.resumption import APART
 from fedloom.rundir import CONFIG, SETTLED, SUMMARY, check_free
 
 
@@ -41,7 +42,7 @@ def begun(directory: Path) -> Experiment:
 
 def check_allowed(keys: Collection[str]) -> None:
     """An error unless every key is one in which a run can differ from when it began, or lies beneath one."""
-    known = {*Experiment.model_fields, "data_fingerprint", "versions"}
+    known = {*Experiment.model_fields, *APART}
     for key in keys:
         if key.partition(".")[0] not in known:
             raise choose("--allow", key, known)
