@@ -11,7 +11,7 @@ import pytest
 from fedloom.errors import FedloomError
 from fedloom.experiments import registry
 from fedloom.experiments.claims import decide
-from fedloom.experiments.measures import Measured, Outcome, measure_cell
+from fedloom.experiments.measures import Measured, Outcome, measure_cell, over
 from fedloom.experiments.published import Published, conflicts, matched, published
 from fedloom.experiments.results import Result, results
 from fedloom.experiments.study import Study, StudyRun, cells, experiment_of, read_study, runs
@@ -420,6 +420,8 @@ CLAIMS: list[tuple[dict[str, Any], bool | None, tuple[int, int]]] = [
     ({"kind": "greater", "axis": "method", "first": "b", "second": "a"}, False, (0, 2)),
     ({"kind": "at_least", "axis": "method", "first": "b", "second": "a", "margin": 10}, True, (2, 2)),
     ({"kind": "at_most", "axis": "method", "first": "a", "second": "c"}, None, (0, 0)),
+    ({"kind": "alike", "axis": "method", "first": "b", "second": "a", "margin": 2}, False, (1, 2)),
+    ({"kind": "alike", "axis": "method", "first": "a", "second": "b", "margin": 10}, True, (2, 2)),
     ({"kind": "reduction", "axis": "method", "first": "b", "second": "a", "number": 0.5}, True, (1, 2)),
     ({"kind": "reduction", "axis": "method", "first": "b", "second": "a", "number": 0.6}, False, (0, 2)),
     ({"kind": "reduction", "axis": "method", "first": "b", "second": "a", "number": 0.6, "margin": 0.1}, True, (1, 2)),
@@ -481,6 +483,31 @@ def test_the_best_of_what_nobody_reached_is_not_decided() -> None:
         assert [verdict.holds for verdict in decide(study, found)] == [holds]
 
 
+@pytest.mark.parametrize(
+    ("kind", "others", "holds"),
+    [
+        ("best", [Measured((40.0,))], None),  # the third was not run
+        ("best", [Measured((40.0,)), Measured((90.0, None), diverged=1)], None),
+        ("best", [Measured((40.0,)), Measured((30.0,))], True),
+        ("window", [Measured((40.0,))], None),
+        ("window", [Measured((40.0,)), Measured((90.0, None), diverged=1)], True),
+    ],
+)
+def test_the_best_of_all_needs_all(kind: str, others: list[Measured], holds: bool | None) -> None:
+    text = TEXT.replace("values.FedAdp = ", "values.Third = {}\nvalues.FedAdp = ")
+    claim = Claim.model_validate({"text": "it is", "kind": kind, "axis": "method", "first": "FedAvg", "number": 1})
+    study = read_study(text).model_copy(update={"claims": [claim]})
+    there = zip(["FedAvg", "FedAdp", "Third"], [Measured((50.0,)), *others], strict=False)
+    found = [Result({"method": name, "clients": "6"}, study.measures[0], each) for name, each in there]
+    assert [verdict.holds for verdict in decide(study, found)] == [holds]
+
+
+def test_a_ratio_to_what_some_seeds_never_reached_is_none() -> None:
+    late = over(Measured((60.0, 60.0)), Measured((None, None, 50.0), never=2))
+    assert late.values == (None, None) and late.rank is None
+    assert over(Measured((60.0,)), Measured((None, 50.0, 40.0), never=1)).values == (1.2,)
+
+
 # Published ------------------------------------------------------------------------------------------------------------
 
 
@@ -498,6 +525,9 @@ def test_the_best_of_what_nobody_reached_is_not_decided() -> None:
         ("rounds_to", Measured((200.0,), best=95.0), Published(best=94.48), False),
         ("rounds_to", Measured((200.0, None, None), best=94.0, never=2), Published(best=94.48), True),
         ("final", Measured((80.0, None), diverged=1), Published(value=80.0), False),
+        ("catastrophic", Measured((100.0, 100.0), diverged=2), Published(value=100.0), True),
+        ("rounds_to", Measured((60.0, 61.0), diverged=1), Published(value=60.0), True),
+        ("rounds_to", Measured((None,), best=94.0, diverged=1, never=1), Published(best=94.48), False),
     ],
 )
 def test_when_a_number_matches(kind: Any, measured: Measured, number: Published, expected: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fedloom.experiments.results import Key, Result, key, without
+from fedloom.experiments.results import Key, Result, key, places_of, without
 from fedloom.experiments.study import Study
 from fedloom.experiments.study_sections import MEASURE, Cell, Claim, picked
 
@@ -48,11 +48,31 @@ def _decide(study: Study, claim: Claim, found: Sequence[Result]) -> Verdict:
     if claim.kind in _LIMITS:
         numbers = [rank for result in wanted if (rank := result.measured.rank) is not None]
         return _verdict(claim, [_LIMITS[claim.kind](number, claim.number or 0.0, claim.margin) for number in numbers])
+    if claim.kind in _WHOLE:
+        wanted = _whole(study, claim, wanted)
     rows = list(_rows(str(claim.axis), wanted))
     if claim.kind == "reduction":
         return _reduction(claim, rows)
     answers = [answer for row in rows if (answer := _ANSWERS[claim.kind](claim, row)) is not None]
     return _verdict(claim, answers)
+
+
+def _whole(study: Study, claim: Claim, found: Sequence[Result]) -> list[Result]:
+    """Without rows that lack a value of the axis that the scale has: not run, or come to nothing and compared with."""
+    axis = str(claim.axis)
+    rows: dict[Key, list[Result]] = {}
+    for result in found:
+        rows.setdefault(key(without(result.cell, [axis])), []).append(result)
+    expected: dict[Key, set[str]] = {}
+    for place in places_of(study) if study.facts is None else ():
+        if axis in place and picked(place, claim.where):
+            expected.setdefault(key(without(place, [axis])), set()).add(place[axis])
+    kept: list[Result] = []
+    for group, there in rows.items():
+        compared = [each for each in there if claim.kind == "window" or each.measured.rank is not None]
+        if expected.get(group, set()) <= {each.cell[axis] for each in compared if axis in each.cell}:
+            kept += there
+    return kept
 
 
 def _rows(axis: str, found: Sequence[Result]) -> Iterator[Row]:
@@ -116,6 +136,8 @@ def _window(claim: Claim, row: Row) -> bool:
     return (claim.number or 0) <= good <= (good if claim.most is None else claim.most)
 
 
+_WHOLE = ("best", "window")
+"""Kinds that compare all values of an axis. What diverged is no good value of a window's, and may be the best."""
 _LIMITS: dict[str, Callable[[float, float, float], bool]] = {
     "above": lambda number, limit, margin: number > limit - margin,
     "below": lambda number, limit, margin: number < limit + margin,
@@ -126,6 +148,7 @@ _ANSWERS: dict[str, Callable[[Claim, Row], bool | None]] = {
     "greater": _compare(lambda first, second, margin: first > second + margin),
     "at_most": _compare(lambda first, second, margin: first <= second + margin),
     "at_least": _compare(lambda first, second, margin: first >= second - margin),
+    "alike": _compare(lambda first, second, margin: abs(first - second) <= margin),
     "order": _order,
     "best": _first_is_best,
     "diminishing": _diminishing,

@@ -138,9 +138,9 @@ ACROSS: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 def over(measured: Measured, base: Measured) -> Measured:
-    """The ratio to another cell's mean, seed by seed."""
-    below = base.value
-    if not below:
+    """The ratio to another cell's number, which no seed of it is left out of, seed by seed."""
+    below = base.rank
+    if not below or math.isinf(below):
         return Measured(tuple(None for _ in measured.values), diverged=measured.diverged)
     values = tuple(None if value is None else value / below for value in measured.values)
     return Measured(values, diverged=measured.diverged, never=measured.never)

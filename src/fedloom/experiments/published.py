@@ -15,10 +15,10 @@ from pydantic import Field, ValidationError
 from fedloom.errors import FedloomError, choose, cut
 from fedloom.experiments import mistakes, schema
 from fedloom.experiments.measures import Measured
-from fedloom.experiments.results import Key, Result, key, without
+from fedloom.experiments.results import Key, Result, key, places_of
 from fedloom.experiments.section import NonNegative, Number, Section, Text
-from fedloom.experiments.study import Study, cells
-from fedloom.experiments.study_sections import MEASURE, Cell, Measure, picked
+from fedloom.experiments.study import Study
+from fedloom.experiments.study_sections import FULL, MEASURE, Cell, Measure
 from fedloom.toml_text import parse
 
 PUBLISHED, CONFLICTS = "published.toml", "conflicts.toml"
@@ -68,7 +68,7 @@ def _shipped() -> list[tuple[str, dict[str, Any]]]:
 
 def _read(study: Study, name: str, rows: Any) -> list[Published]:
     found: list[Published] = []
-    places = None if study.facts else {key(place) for place in shown_places(study)}
+    places = None if study.facts else {key(place): place for place in places_of(study.at(FULL))}
     if not isinstance(rows, list):
         raise FedloomError(f"{name}, {study.id}: expected a list of numbers, got {mistakes.shown(rows)}")
     for number, row in enumerate(rows):
@@ -80,23 +80,10 @@ def _read(study: Study, name: str, rows: Any) -> list[Published]:
         if places is not None and key(each.place) not in places:
             raise FedloomError(
                 f"{name}, {study.id}.{number}: expected a cell of the study, with its axes "
-                f"{', '.join(next(iter(shown_places(study)), {}))}; got {cut(each.place)}, which is none"
+                f"{', '.join(next(iter(places.values()), {}))}; got {cut(each.place)}, which is none"
             )
         found.append(each)
     return found
-
-
-def shown_places(study: Study) -> list[Cell]:
-    """Every place of a number at the paper's own scale: the shown axes, and the measure where there are several."""
-    full = study.at("full").model_copy(update={"asked": {}})
-    searched = {axis.name for axis in study.searched}
-    seen: dict[Key, Cell] = {}
-    for cell in cells(full):
-        shown = without(cell, searched)
-        for measure in (each for each in study.counted if picked(shown, each.where)):
-            place = shown | {MEASURE: measure.name} if len(study.counted) > 1 else shown
-            seen[key(place)] = place
-    return list(seen.values())
 
 
 def conflicts(ids: Sequence[str]) -> list[Conflict]:
@@ -125,8 +112,10 @@ def matched(measure: Measure, measured: Measured, number: Published) -> bool | N
     to a target within 15 percent. A target that most seeds did not reach matches one that the paper did not, if the
     best value does.
     """
-    if isinstance(number.value, str) or measured.diverged:
-        return False if measured.diverged else None
+    if isinstance(number.value, str):
+        return None
+    if measured.diverged and not measured.complete:
+        return False
     if number.value is None:
         if number.best is None:
             return None

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from fedloom.experiments.measures import Measured, Outcome, measure_cell, over
-from fedloom.experiments.study import Study, StudyRun
+from fedloom.experiments.study import Study, StudyRun, cells
 from fedloom.experiments.study_sections import MEASURE, Cell, Measure, picked
 
 Key = frozenset[tuple[str, str]]
@@ -34,6 +34,23 @@ def without(cell: Cell, axes: Iterable[str]) -> Cell:
     """
     gone = set(axes)
     return {axis: value for axis, value in cell.items() if axis not in gone}
+
+
+def places_of(study: Study) -> list[Cell]:
+    """Every place of a number at the study's scale, asked for or not: the shown axes, and the measure of several."""
+    searched = [axis.name for axis in study.searched]
+    seen: dict[Key, Cell] = {}
+    for cell in cells(study.model_copy(update={"asked": {}})):
+        for place in _measured(study, without(cell, searched)):
+            seen[key(place)] = place
+    return list(seen.values())
+
+
+def _measured(study: Study, cell: Cell) -> list[Cell]:
+    """A cell with each of the measures that it has."""
+    several = len(study.counted) > 1
+    there = [measure.name for measure in study.counted if picked(cell, measure.where)]
+    return [cell | {MEASURE: name} if several else cell for name in there]
 
 
 def results(study: Study, outcomes: Sequence[tuple[StudyRun, Outcome]]) -> list[Result]:

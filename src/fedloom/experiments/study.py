@@ -183,11 +183,12 @@ class Study(Section):
     @property
     def stand_ins(self) -> str | None:
         """What is not the paper's own, in all cells or in some of those that are run."""
-        there = list(cells(self)) if any(where.stand_in for where in self.places) else []
+        places = [where for where in self.places if where.stand_in]
+        there = [[where for where in places if picked(cell, where.cell)] for cell in (cells(self) if places else ())]
         told = [
             f"{', '.join(map(_or, where.cell.values()))}: {where.stand_in}"
-            for where in self.places
-            if where.stand_in and any(picked(cell, where.cell) for cell in there)
+            for where in places
+            if any(where is last for own in there for last in own[-1:])  # later ones win, as in what they set
         ]
         return "; ".join([*([self.standing_in] if self.standing_in else []), *told]) or None
 

@@ -203,6 +203,7 @@ class Claim(Section):
 
     less, greater   the measure of `first` against that of `second`, two values of `axis`, by more than `margin`
     at_most, at_least   the same, where equal is enough and `margin` is how far the wrong way it may be
+    alike           the two are within `margin` of each other
     reduction       first is lower than second by a share of at least `number`, less `margin`, where it is most so
     above, below    the measure against `number`
     near            the measure is within `margin` of `number`
@@ -218,6 +219,7 @@ class Claim(Section):
         "greater",
         "at_most",
         "at_least",
+        "alike",
         "reduction",
         "above",
         "below",
@@ -259,6 +261,7 @@ _CLAIM_NEEDS: dict[str, tuple[str, ...]] = {
     "greater": _PAIR,
     "at_most": _PAIR,
     "at_least": _PAIR,
+    "alike": _PAIR,
     "reduction": (*_PAIR, "number"),
     "above": ("number",),
     "below": ("number",),
