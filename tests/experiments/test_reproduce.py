@@ -305,6 +305,9 @@ def test_an_unfinished_study_is_told_up_to_the_round_that_all_its_runs_have(file
     assert "so far: 4 rounds of 4 of 8 runs" in said and "none is called a match" in said
     assert told["runs"] == 4 and not told["compared"] and "--set experiment.rounds=4" in told["command"]
     assert all(path.stat().st_mtime_ns == when for path, when in before.items())  # nothing was run
+    (out / runs(study)[0].slug / "metrics.jsonl").write_text('{"round": 0}\n')
+    with pytest.raises(FedloomError, match="expected tests of all runs that were begun, got one without any yet"):
+        ran(study, out, file, so_far=True)
     shorter = read_study(file, ["experiment.rounds=4"])
     again, _ = ran(shorter, tmp_path / "shorter", file)
     found = {json.dumps(each["cell"]): each["values"] for each in again["measured"]}
@@ -547,6 +550,22 @@ def test_runs_of_another_study_are_taken_where_the_settings_are_the_same(file: P
     assert report["trained_by"] == [first["command"]] and report["command"] == command(other)
     _, said = ran(other, tmp_path / "two")
     assert "4 of 4 runs are finished" in said
+
+
+def test_runs_on_other_rows_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings name the data; what was in the files is in the fingerprint."""
+    study = read_study(PLAIN, scale="smoke")
+    ran(study, tmp_path / "one")
+    for path in (tmp_path / "one").glob("*/seed0/summary.json"):
+        path.write_text(json.dumps(documents.read_json(path) | {"data_fingerprint": "another"}))
+    missing = runs(study)
+    assert adoption.adopt(missing, tmp_path / "two", [tmp_path / "one"]) == 0
+
+    def gone(*_: Any) -> Any:
+        raise FedloomError("digits: expected its files, got nothing")
+
+    monkeypatch.setattr(build, "build_federation", gone)  # nothing to compare with
+    assert adoption.adopt(missing, tmp_path / "two", [tmp_path / "one"]) == len(missing)
 
 
 @pytest.mark.usefixtures("blank_pictures")
@@ -860,6 +879,28 @@ def test_the_run_that_came_furthest_is_the_one_that_goes_on(tmp_path: Path, monk
     ran(study, out)
     of_seed = [place for place in trained if place[0] in (first.slug, second.slug, last.slug)]
     assert [slug for slug, _ in of_seed] == [last.slug] * len(of_seed) and len(of_seed) < 4
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_of_a_finished_study_nothing_is_cut_so_far(file: Path, tmp_path: Path) -> None:
+    """Cells may have rounds of their own, and be tested on something else."""
+    text = PLAIN.replace("target = 0.3\n", 'evaluate_on = ["train"]\n').replace("values = [1, 2]", "values = [1]")
+    text = text.replace('kind = "final"', 'kind = "final"\nmetric = "trainset_accuracy"')
+    text = text.replace('kind = "rounds_to"', 'kind = "rounds_to"\nmetric = "trainset_accuracy"\ntarget = 0.3')
+    file.write_text(text.replace("values.FedAvg = {}", "values.FedAvg = { rounds = 2 }"))
+    study, out = read_study(file), tmp_path / "out"
+    whole, _ = ran(study, out, file)
+    told, said = ran(study, out, file, so_far=True)
+    assert "so far: 3 rounds of 4 of 4 runs" in said and "--set" not in told["command"]
+    assert told["compared"] and told["measured"] == whole["measured"] and told["published"] == whole["published"]
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_a_part_of_what_was_trained_has_the_command_that_tells_it(file: Path, tmp_path: Path) -> None:
+    whole, _ = ran(read_study(file, scale="smoke"), tmp_path / "out", file)
+    part, _ = ran(read_study(file, scale="smoke", asked=["method=FedAvg"]), tmp_path / "out", file)
+    assert part["command"].endswith("--only method=FedAvg") and part["only"] == {"method": ["FedAvg"]}
+    assert part["trained_by"] == [whole["command"]] and "trained_by" not in whole
 
 
 @pytest.mark.usefixtures("blank_pictures")

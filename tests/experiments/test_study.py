@@ -276,6 +276,26 @@ def test_a_study_like_another_has_what_it_leaves_out(tmp_path: Any) -> None:
     mine.write_text(LIKE.format(mine))
     with pytest.raises(FedloomError, match="got the study itself"):
         read_study(mine)
+    file.write_text(f'id = "small"\nlike = "{mine}"\n')
+    mine.write_text(LIKE.format(file))
+    with pytest.raises(FedloomError, match="like: expected a study of its own in the end, got one that is like this"):
+        read_study(mine)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("where = 5", r"small.toml: where: expected \[\[where\]\], got 5"),
+        ("axes = [1]", r"small.toml: axes: expected \[\[axes\]\], got \[1\]"),
+        ("scales = 3", r"small.toml: scales: expected a table, got 3"),
+        ("only = ['a']", r"small.toml: only: expected a table, got \['a'\]"),
+    ],
+)
+def test_what_a_study_is_like_is_checked_before_they_are_joined(tmp_path: Any, wrong: str, said: str) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(f'id = "small"\n{wrong}\n')
+    with pytest.raises(FedloomError, match=said):
+        read_study(LIKE.format(file))
 
 
 # Measures -------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
@@ -150,6 +151,31 @@ def test_names_along_an_axis_are_the_studys_own() -> None:
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "10", "100", "800"]
     assert axes.get_xscale() == "log"
+
+
+def test_a_name_that_is_no_place_on_an_axis_makes_them_all_names() -> None:
+    text = TEXT.replace("METHODS", 'values.a = { "algorithm.client_lr" = 1 }').replace("KIND", "lines")
+    text = text.replace("values.one = ", "values.inf = ").replace("values.two = ", 'values."1" = ')
+    study = read_study(text.replace("AXES", 'x = "epochs"'))
+    cells = [{"model": "logistic", "method": "a", "epochs": name} for name in ("inf", "1")]
+    found = [Result(cell, study.counted[0], Measured((40.0,))) for cell in cells]
+    figure = draw(study, [(cell, []) for cell in cells], found, {})
+    assert figure is not None
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["inf", "1"]
+
+
+def test_all_that_a_star_stands_for_has_a_panel_beside_another_metric() -> None:
+    study = small_study("curves", 1)
+    assert study.figure is not None
+    wanted = study.figure.model_copy(update={"metric": ["gsi/*", "test_accuracy"]})
+    curves, found = outcomes(study)
+    marked = [
+        (cell, [replace(run, rounds=[{**each, "gsi/w": 1.0} for each in run.rounds]) for run in runs])
+        for cell, runs in curves
+    ]
+    figure = draw(study.model_copy(update={"figure": wanted}), marked, found, {})
+    assert figure is not None
+    assert {axes.get_ylabel() for axes in figure.axes if axes.axison} == {"gsi/*", "test accuracy"}
 
 
 @pytest.mark.parametrize("kind", ["bars", "lines", "curves"])

@@ -3,17 +3,17 @@
 Looking at a run does not change its training, nor does what comes after. One that was tested more often, or on more,
 that went on where the wanted one ends (after fewer rounds, or at its target), or whose clients had another clock that
 nobody waited for, is therefore as good as one that was looked at as is wanted: it is copied without the rest, and need
-not be finished. `alignment` is another thing: with it, rows are added otherwise.
+not be finished. `alignment` is another thing: with it, rows are added otherwise. Settings say which data were meant,
+and not what was in the files: where those are here, the fingerprint of what a run was trained on is compared.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,12 @@ from fedloom.data.catalog import Shelf
 from fedloom.documents import left_behind, read_records, read_toml
 from fedloom.errors import Damaged, FedloomError
 from fedloom.evaluation import PREFIXES
+from fedloom.experiments import build
 from fedloom.experiments.clocks import timed, told_afterwards
 from fedloom.experiments.origins import take_over
 from fedloom.experiments.schema import Experiment, read
 from fedloom.experiments.study import StudyRun
+from fedloom.resumption import newest
 from fedloom.rundir import CHECKPOINTS, CONFIG, MACHINE, METRICS, SUMMARY, write_json, write_whole
 
 NOT_THE_NUMBERS = MACHINE | {"name", "title"}
@@ -34,7 +36,6 @@ _TESTS = {"eval_every", "evaluate_on"}
 _LENGTH = {"rounds", "target"}
 
 Records = list[dict[str, Any]]
-Timing = Callable[[Records, Experiment], Iterable[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Run:
 
     experiment: Experiment
     folder: Path
+    root: Path  # of all runs that were taken together
 
     @property
     def finished(self) -> bool:
@@ -56,6 +58,11 @@ class Run:
             return {"resolved": {"device": self.experiment.device or "cpu"}}, read_records(self.folder / METRICS)
         return {}, []
 
+    def fingerprint(self) -> str | None:
+        """Of the data it was trained on, as far as it says."""
+        print = left_behind(self.folder)[0].get("data_fingerprint") if self.finished else None
+        return print or newest(self.folder).notes.get("data_fingerprint")
+
 
 def adopt(
     runs: Iterable[StudyRun],
@@ -66,13 +73,43 @@ def adopt(
 ) -> int:
     """Copy runs with the same training, and all that is wanted of it, from other folders; returns how many.
 
-    Data are read, to the `shelf`, where another clock is wanted than a run had.
+    Data are read, to the `shelf`: a file of each other folder's for each kind of rows.
     """
     there: dict[str, list[Run]] = {}
     for had in _begun(others):
         there.setdefault(_training(had.experiment), []).append(had)
-    timing = partial(timed, data_folder=data_folder, shelf=shelf or Shelf())
-    return sum(_take(run, out / run.slug, there.get(_training(run.experiment), []), out, timing) for run in runs)
+    files = _Files(data_folder, shelf or Shelf())
+    return sum(_take(run, out / run.slug, there.get(_training(run.experiment), []), out, files) for run in runs)
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The data as they are here."""
+
+    folder: Path | None
+    shelf: Shelf
+    known: dict[tuple[str, Path], bool] = field(default_factory=dict)
+
+    def timed(self, records: Records, wanted: Experiment) -> Iterable[dict[str, Any]]:
+        return timed(records, wanted, self.folder, self.shelf)
+
+    def are_those_of(self, had: Run, wanted: Experiment) -> bool:
+        """Whether the run was trained on what is here now; one of a folder tells for all with the same rows."""
+        place = build.rows_of(wanted), had.root
+        if place not in self.known:
+            print = had.fingerprint()
+            self.known[place] = print is None or self._fingerprint(wanted) in (None, print)
+        return self.known[place]
+
+    def _fingerprint(self, wanted: Experiment) -> str | None:
+        """None where the files are not here."""
+        try:
+            data = build.build_federation(wanted, self.folder, self.shelf)
+        except FedloomError:
+            return None
+        dtype = build.build_options(wanted, data).get("dtype")
+        pooled = build.build_algorithm(wanted.algorithms[0]).work.pooled
+        return (data.pooled if pooled else data).to(dtype=dtype).fingerprint()
 
 
 def _begun(folders: Iterable[Path]) -> Iterator[Run]:
@@ -84,10 +121,10 @@ def _begun(folders: Iterable[Path]) -> Iterator[Run]:
                 (config.parent / name).exists() for name in (METRICS, SUMMARY)
             ):  # or it diverged at once
                 with suppress(FedloomError):  # a run of a script's, or of Flower's
-                    yield Run(read(config), config.parent)
+                    yield Run(read(config), config.parent, folder)
 
 
-def _take(run: StudyRun, folder: Path, able: Sequence[Run], out: Path, timing: Timing) -> bool:
+def _take(run: StudyRun, folder: Path, able: Sequence[Run], out: Path, files: _Files) -> bool:
     """Copy the first of the runs in which all is that is wanted, if there is one; one that is just so before others."""
     wanted = run.experiment
 
@@ -99,6 +136,8 @@ def _take(run: StudyRun, folder: Path, able: Sequence[Run], out: Path, timing: T
             return False
         if not _covers(had, wanted):
             continue
+        if not had.folder.is_relative_to(out) and not files.are_those_of(had, wanted):
+            continue
         summary, records = had.read()
         kept = _cut(records, wanted)
         last = len(kept) == wanted.rounds or any(map(wanted.arrived, kept[-1:]))
@@ -107,7 +146,7 @@ def _take(run: StudyRun, folder: Path, able: Sequence[Run], out: Path, timing: T
         if last:
             summary.pop("diverged", None)  # it did later, if at all
         if _clock(wanted) != _clock(had.experiment):
-            kept = list(timing(kept, wanted))
+            kept = list(files.timed(kept, wanted))
         aside = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(aside, ignore_errors=True)  # left by a kill
         shutil.copytree(had.folder, aside, ignore=shutil.ignore_patterns(CHECKPOINTS, ".*"))

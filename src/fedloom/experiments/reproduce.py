@@ -58,7 +58,8 @@ def reproduce(
         from fedloom.experiments.study_runs import begun
 
         outcomes, rounds, left_out = begun(wanted, out, data_folder)
-        study = study.model_copy(update={"overrides": {**study.overrides, "rounds": rounds}})
+        if rounds < max(run.experiment.rounds for run, _ in outcomes):
+            study = study.model_copy(update={"overrides": {**study.overrides, "rounds": rounds}})
     _introduce(study, wanted, console)
     began, line = time.perf_counter(), command(study, file)
     if so_far:
@@ -79,11 +80,13 @@ def reproduce(
     verdicts = decide(study, found)
     beside = match(found, numbers)
     _print(study, found, beside, verdicts, console)
-    _draw(study, outcomes, found, beside, out, console)
     told = report(study, found, beside, verdicts, outcomes, line)
     how = made(out)  # where and when it was trained, not where it is told
-    told |= {"seconds": time.perf_counter() - began} | how | ({"command": line} if so_far else {})
+    if not so_far and (trained := how.pop("command", line)) != line:
+        how["trained_by"] = [*how.get("trained_by", []), trained]
+    told |= {"seconds": time.perf_counter() - began} | how | {"command": line}
     write_json(out / RESULTS, told)
+    _draw(study, outcomes, found, beside, out, console)
     say(console, f"results: {out / RESULTS}")
     return told
 

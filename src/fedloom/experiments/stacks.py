@@ -10,10 +10,11 @@ from typing import Any, Protocol, TypeVar
 
 from fedloom.accounting import LEDGER
 from fedloom.callbacks import Callback
-from fedloom.data.catalog import Shelf, options_of
+from fedloom.data.catalog import Shelf
 from fedloom.differences import difference
 from fedloom.documents import left_behind, read_records
 from fedloom.errors import Changed, Damaged, Diverged, FedloomError
+from fedloom.evaluation import names
 from fedloom.experiments import build
 from fedloom.experiments.adoption import NOT_THE_NUMBERS, complete
 from fedloom.experiments.measures import Outcome
@@ -74,11 +75,9 @@ def stacks(runs: Iterable[P], most: int = MOST) -> list[list[P]]:
 
 def stack_key(experiment: Experiment) -> str:
     """What runs of one stack share: the rows, the model, the shape of the work, the clients up to their rate."""
-    own = options_of(experiment.data.name)
-    rows = {name: value for name, value in experiment.data.options().items() if name in own}
     work = client_work(build.build_algorithm(experiment.algorithms[0]))
     shape = {name: getattr(experiment, name) for name in _SHARED}
-    return repr((experiment.data.name, sorted(rows.items()), experiment.model.model_dump(), shape, work))
+    return repr((build.rows_of(experiment), experiment.model.model_dump(), shape, work))
 
 
 def _stacks_well(experiment: Experiment) -> bool:
@@ -221,4 +220,6 @@ def so_far(run: StudyRun, out: Path) -> tuple[Outcome, int | None] | None:
     left = Outcome(records, run.target, None, run.experiment.device or "cpu")
     if run.experiment.arrived(records[-1]):
         return left, None  # it is over, and waits for those it is stacked with
-    return left, max((record["round"] + 1 for record in records if record.get("test_loss") is not None), default=0)
+    losses = names(run.experiment.evaluate_on, [])
+    tested = [record["round"] + 1 for record in records if any(record.get(name) is not None for name in losses)]
+    return left, max(tested, default=0)

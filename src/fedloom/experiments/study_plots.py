@@ -123,7 +123,8 @@ def _name(
 
 def _has_curve(metric: str, panel: Cell, curves: Curves) -> bool:
     runs = [run for cell, outcomes in curves if panel.items() <= cell.items() for run in outcomes]
-    return any(record.get(metric) is not None for run in runs for record in run.rounds)
+    records = [record for run in runs for record in run.rounds]
+    return any(record.get(name) is not None for name in matching(metric, records) for record in records)
 
 
 def _measure(study: Study, wanted: FigureSection) -> Measure | None:
@@ -250,6 +251,8 @@ def _draw_measure(
     x = wanted.across[0]
     names = [value for value in study.values(x) if any(result.cell.get(x) == value for result in found)]
     places = _numeric(names) if wanted.kind == "lines" else None
+    if places and not all(map(math.isfinite, places)):
+        places = None  # a name for want of bounds, which has no place on an axis
     at = places or [float(index) for index in range(len(names))]
     by_cell = {key(result.cell): result for result in found}
     width = 0.8 / max(1, len(lines))

@@ -184,6 +184,8 @@ def begun(
     furthest = [max((run for run in alike if run.slug in there), key=reached) for alike in groups]
     most = max(run.experiment.rounds for run in furthest)
     rounds = int(min(most, *map(reached, furthest)))
+    if not rounds:
+        raise FedloomError(f"{out}: expected tests of all runs that were begun, got one without any yet")
     found: dict[str, Outcome] = {}
     shelf, lacking = Shelf(), ""
     for alike, first in zip(groups, furthest, strict=True):
