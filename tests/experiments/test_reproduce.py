@@ -552,6 +552,18 @@ def test_runs_of_another_study_are_taken_where_the_settings_are_the_same(file: P
     assert "4 of 4 runs are finished" in said
 
 
+def test_files_that_are_not_here_are_told_before_training_with_what_can_be_run(tmp_path: Path) -> None:
+    apart = 'data = { name = "mnist", partition = "iid", clients = 12 }'
+    text = PLAIN.replace("values.FedAvg = {}", f"values.FedAvg = {{ {apart} }}")
+    study = read_study(text.replace('says = "one seed"', 'says = "one seed"\nstand_in = "digits"'))
+    for folder in ("data", "out"):
+        (tmp_path / folder).mkdir()
+    told = r"mnist: expected .*; without it: --only method=FedAdp; with what stands in for it: --scale smoke$"
+    with pytest.raises(FedloomError, match=told):
+        reproduce.reproduce(study, tmp_path / "out", data_folder=tmp_path / "data", quiet=True)
+    assert not list((tmp_path / "out").glob("*/seed*"))
+
+
 def test_runs_on_other_rows_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings name the data; what was in the files is in the fingerprint."""
     study = read_study(PLAIN, scale="smoke")

@@ -17,7 +17,7 @@ from fedloom.experiments.published import Published, matched
 from fedloom.experiments.registry import experiments
 from fedloom.experiments.results import Key, Result, key
 from fedloom.experiments.study import Study, StudyRun
-from fedloom.experiments.words import difference_words, fact_words, measured_words, published_words
+from fedloom.experiments.words import difference_words, fact_words, measured_words, only_words, published_words
 
 
 def report(
@@ -113,8 +113,7 @@ def command(study: Study, file: Path | Traversable | None = None) -> str:
     given = study.id if file is None or file == experiments().get(study.id) else str(file)
     words = ["fedloom", "reproduce", given, "--scale", study.scale]
     for axis, values in study.asked.items():
-        quoted = (f'"{value}"' if "," in value else value for value in values)
-        words += ["--only", f"{axis}={','.join(quoted)}"]
+        words += ["--only", only_words(axis, values)]
     for name, value in study.overrides.items():
         shown = value if isinstance(value, str) else json.dumps(value)
         words += ["--set", f"experiment.{name}={shown}"]

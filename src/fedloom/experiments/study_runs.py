@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
@@ -13,7 +14,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from fedloom.data import places
 from fedloom.data.catalog import Shelf
+from fedloom.data.releases import RELEASES
 from fedloom.errors import FedloomError
 from fedloom.experiments import stacks
 from fedloom.experiments.adoption import adopt
@@ -22,6 +25,7 @@ from fedloom.experiments.measures import Outcome
 from fedloom.experiments.origins import remember
 from fedloom.experiments.runner import rounds_bar, say
 from fedloom.experiments.study import Study, StudyRun
+from fedloom.experiments.words import only_words
 from fedloom.rundir import CONFIG, SUMMARY, write_whole
 
 SOON = 2.0
@@ -47,6 +51,7 @@ def run_all(
         say(console, f"{done:,} of {len(wanted):,} runs are finished and not run again")
     if not missing:
         return
+    _check_files(study, missing, data_folder)
     groups = trainings(wanted, out)
     trained = [run for run, *_ in groups]
     if clocks := len(missing) - len(unfinished(trained, out)):
@@ -61,6 +66,34 @@ def run_all(
     except KeyboardInterrupt:
         over = f"{_over(wanted, out)} of {len(wanted)} runs"  # of the last stack some may be over
         raise KeyboardInterrupt(f"interrupted with {over} finished, kept in {out}: the same command goes on") from None
+
+
+def _check_files(study: Study, missing: Sequence[StudyRun], data_folder: Path | None) -> None:
+    """An error, before hours of training, where the files of some cells are not here: with what can be run without."""
+    lacking: dict[str, FedloomError] = {}
+    for run in missing:
+        data = run.experiment.data
+        if RELEASES[data.name].layouts:
+            try:
+                places.locate(data.name, data_folder, data.options().get("layout"))
+            except FedloomError as error:
+                lacking[run.slug] = error
+    if not lacking:
+        return
+    hints = [f"without it: --only {shlex.quote(part)}" for part in _without(study, missing, lacking)]
+    scales = [name for name in study.scales if study.at(name).stand_ins]
+    hints += [f"with what stands in for it: --scale {' or '.join(scales)}"] if scales else []
+    raise FedloomError("; ".join([str(next(iter(lacking.values()))), *hints]))
+
+
+def _without(study: Study, missing: Sequence[StudyRun], lacking: Collection[str]) -> list[str]:
+    """The axis whose values tell the runs apart that lack files, with the others' values; none where no axis does."""
+    for axis in (each.name for each in study.shown):
+        gone = {run.cell[axis] for run in missing if run.slug in lacking}
+        there = dict.fromkeys(run.cell[axis] for run in missing if run.slug not in lacking)
+        if there and not gone & there.keys():
+            return [only_words(axis, there)]
+    return []
 
 
 def unfinished(runs: Iterable[StudyRun], out: Path) -> list[StudyRun]:

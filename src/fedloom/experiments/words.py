@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+
 from fedloom.experiments.measures import Measured
 from fedloom.experiments.published import Published
 from fedloom.experiments.study_sections import Measure
@@ -56,3 +59,12 @@ def fact_words(value: float | str | None) -> str:
     if isinstance(value, str):
         return value
     return f"{value:,.0f}" if value == int(value) and abs(value) >= 1000 else f"{value:g}"
+
+
+def only_words(axis: str, values: Iterable[str]) -> str:
+    """As `--only` takes it.
+
+    >>> only_words("setting", ["E 1", "E 1, C 0.05"])
+    'setting=E 1,"E 1, C 0.05"'
+    """
+    return f"{axis}={','.join(json.dumps(value) if ',' in value else value for value in values)}"
