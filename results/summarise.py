@@ -112,7 +112,8 @@ def _key(cell: dict[str, Any]) -> str:
 
 def _claim(claim: dict[str, Any]) -> str:
     verdict = {True: "holds", False: "does not hold", None: "not decided"}[claim["holds"]]
-    counted = f" (in {claim['held']} of {claim['of']} cells)" if claim.get("of") else ""
+    detail = f"; {claim['detail']}" if claim.get("detail") else ""
+    counted = f" (in {claim['held']} of {claim['of']} cells{detail})" if claim.get("of") else ""
     return f"{claim['text']}: {verdict}{counted}"
 
 

@@ -189,7 +189,7 @@ def test_a_study_is_run_printed_and_left_behind(file: Path, tmp_path: Path) -> N
         "scale full",
         "8 runs in 4 cells, at most 24 rounds in all",
         "note: it is tiny",
-        "D-33: 'count' default",
+        "D-33, in doubt: angles are smoothed by the number of rounds",
         "estimated time on this machine: about ",
         "99.00 ± 80",
         "N/A (1)",

@@ -54,7 +54,7 @@ def _decide(study: Study, claim: Claim, found: Sequence[Result]) -> Verdict:
     if claim.kind == "reduction":
         return _reduction(claim, rows)
     answers = [answer for row in rows if (answer := _ANSWERS[claim.kind](claim, row)) is not None]
-    return _verdict(claim, answers)
+    return _verdict(claim, answers, f"give or take {claim.margin:g}" if claim.margin and claim.kind in _GIVE else "")
 
 
 def _whole(study: Study, claim: Claim, found: Sequence[Result]) -> list[Result]:
@@ -136,6 +136,8 @@ def _window(claim: Claim, row: Row) -> bool:
     return (claim.number or 0) <= good <= (good if claim.most is None else claim.most)
 
 
+_GIVE = ("at_most", "at_least", "order", "best", "diminishing")
+"""Kinds that hold although a number is on the wrong side, by the margin."""
 _WHOLE = ("best", "window")
 """Kinds that compare all values of an axis. What diverged is no good value of a window's, and may be the best."""
 _LIMITS: dict[str, Callable[[float, float, float], bool]] = {

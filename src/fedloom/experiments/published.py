@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -16,12 +16,15 @@ from fedloom.errors import FedloomError, choose, cut
 from fedloom.experiments import mistakes, schema
 from fedloom.experiments.measures import Measured
 from fedloom.experiments.results import Key, Result, key, places_of
+from fedloom.experiments.schema import Experiment
 from fedloom.experiments.section import NonNegative, Number, Section, Text
 from fedloom.experiments.study import Study
 from fedloom.experiments.study_sections import FULL, MEASURE, Cell, Measure
 from fedloom.toml_text import parse
 
 PUBLISHED, CONFLICTS = "published.toml", "conflicts.toml"
+
+_ABOUT = ("data", "models", "algorithms")
 
 
 class Published(Section):
@@ -45,6 +48,16 @@ class Conflict:
     id: str
     conflict: str
     reading: str
+    about: Mapping[str, Sequence[str]] = field(default_factory=dict)  # data, models, algorithms: told of these alone
+
+    def concerns(self, experiments: Iterable[Experiment]) -> bool:
+        """Whether it is about one of them."""
+
+        def names(experiment: Experiment) -> dict[str, str]:
+            [algorithm] = experiment.algorithms
+            return {"data": experiment.data.name, "models": experiment.model.name, "algorithms": algorithm.name}
+
+        return any(all(names(each)[kind] in among for kind, among in self.about.items()) for each in experiments)
 
 
 def published(study: Study, beside: Path | Traversable | None = None) -> list[Published]:
@@ -89,14 +102,22 @@ def _read(study: Study, name: str, rows: Any) -> list[Published]:
 def conflicts(ids: Sequence[str]) -> list[Conflict]:
     """What is said of these conflicts.
 
-    >>> conflicts(["D-33"])[0].reading[:15]
-    "'count' default"
+    >>> conflicts(["D-33"])[0].conflict
+    'angles are smoothed by the number of rounds; of clients that were away nothing is said'
     """
     known = parse(CONFLICTS, schema.text_of(files("fedloom.experiments") / CONFLICTS))
     for name in ids:
         if name not in known:
             raise choose("conflicts", name, known)
-    return [Conflict(name, known[name]["conflict"], known[name]["reading"]) for name in ids]
+    return [
+        Conflict(
+            name,
+            known[name]["conflict"],
+            known[name]["reading"],
+            {kind: known[name][kind] for kind in _ABOUT if kind in known[name]},
+        )
+        for name in ids
+    ]
 
 
 def match(found: Sequence[Result], numbers: Sequence[Published]) -> Mapping[Key, Published]:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -60,7 +59,7 @@ def reproduce(
         outcomes, rounds, left_out = begun(wanted, out, data_folder)
         if rounds < max(run.experiment.rounds for run, _ in outcomes):
             study = study.model_copy(update={"overrides": {**study.overrides, "rounds": rounds}})
-    _introduce(study, wanted, console)
+    _introduce(study, wanted, console, (out / CONFIG).exists())
     began, line = time.perf_counter(), command(study, file)
     if so_far:
         say(console, f"so far: {rounds:,} rounds of {len(outcomes):,} of {len(wanted):,} runs")
@@ -106,8 +105,11 @@ def _check_folder(study: Study, out: Path) -> None:
             raise FedloomError(f"{out}: expected a new folder or one of {study.id!r}, got {got}: choose another --out")
 
 
-def _introduce(study: Study, wanted: Sequence[StudyRun], console: Console) -> None:
-    """What this is, what its scale changes, how much there is to run, which readings of the paper apply."""
+def _introduce(study: Study, wanted: Sequence[StudyRun], console: Console, again: bool) -> None:
+    """What this is, what its scale changes, how much there is to run; the first time which readings of the paper apply.
+
+    Only those that concern what is run are told.
+    """
     say(console, f"{study.id}: {study.title}", "bold")
     say(console, study.paper)
     for words in scale_words(study) if study.facts is None or study.scale != FULL else ():
@@ -118,10 +120,15 @@ def _introduce(study: Study, wanted: Sequence[StudyRun], console: Console) -> No
         say(console, f"{len(wanted):,} runs in {count:,} cells, at most {rounds:,} rounds in all")
     if study.stand_ins is not None:
         say(console, f"stand-in, not the paper's own: {study.stand_ins}")
+    experiments = [run.experiment for run in wanted]
+    doubts = [each for each in conflicts(study.conflicts) if study.facts is not None or each.concerns(experiments)]
+    if again:
+        say(console, f"{len(study.notes)} notes and {len(doubts)} readings of the paper: as when it began")
+        return
     for note in study.notes:
         say(console, f"note: {note}")
-    for each in conflicts(study.conflicts):
-        say(console, f"{each.id}: {shorten(each.reading, 120)} (in doubt: {shorten(each.conflict, 150)})")
+    for doubt in doubts:
+        say(console, f"{doubt.id}, in doubt: {doubt.conflict}; here: {doubt.reading}")
 
 
 def scale_words(study: Study) -> list[str]:
@@ -174,12 +181,14 @@ def _print(
         ]
         decided = [answer for answer in answers if answer is not None]
         say(console, f"matched: {sum(decided)} of {len(decided)} published numbers")
-    _print_verdicts(verdicts, console)
+    _print_verdicts(study, verdicts, console)
 
 
-def _print_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
+def _print_verdicts(study: Study, verdicts: Sequence[Verdict], console: Console) -> None:
+    if verdicts and not study.compared:
+        say(console, "what the paper says, as it comes out at a setting that is not the paper's:")
     for verdict in verdicts:
-        style = {True: "green", False: "red", None: ""}[verdict.holds]
+        style = {True: "green", False: "red", None: ""}[verdict.holds] if study.compared else ""
         say(console, verdict.words(), style)
 
 
@@ -212,7 +221,7 @@ def _tell_facts(
     from fedloom.experiments.study_table import print_table
 
     _check_folder(study, out)
-    _introduce(study, [], console)
+    _introduce(study, [], console, (out / CONFIG).exists())
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / CONFIG, study.to_toml())
     began = time.perf_counter()
@@ -225,7 +234,7 @@ def _tell_facts(
     for words in why_not(found):
         say(console, words)
     verdicts = decide(study, as_results(found))
-    _print_verdicts(verdicts, console)
+    _print_verdicts(study, verdicts, console)
     if study.facts == "partition":
         _draw_partitions(study, out, data_folder, shelf, console)
     told = facts_report(study, found, beside, verdicts, line) | {"seconds": time.perf_counter() - began}
