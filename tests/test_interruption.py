@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +88,23 @@ def test_a_second_signal_does_not_wait() -> None:
 def test_a_signal_nobody_looked_for_is_told_at_the_end() -> None:
     with pytest.raises(Interrupted), noted():
         signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_while_torch_is_imported_is_raised_afterwards(tmp_path: Path) -> None:
+    """One that is broken off cannot be made again; here it stands still half way."""
+    (tmp_path / "torch.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nwhole = True\n")
+    code = """
+import sys
+from fedloom.interruption import heard, import_torch
+try:
+    with heard():
+        import_torch()
+except KeyboardInterrupt:
+    print(sys.modules["torch"].whole)
+"""
+    paths = os.pathsep.join([str(tmp_path), str(Path(fl.__file__).parents[1])])
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": paths}, capture_output=True)
+    assert done.stdout == b"True\n", done.stderr
 
 
 def test_handlers_are_put_back_and_ones_own_are_left_alone() -> None:

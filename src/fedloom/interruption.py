@@ -54,6 +54,15 @@ def noted() -> Iterator[None]:
             _Noted.noting = _Noted.came = False
 
 
+def import_torch() -> None:
+    """Import torch, and NumPy with it; a signal that comes meanwhile is raised afterwards.
+
+    Broken off in the middle they swallow it, or leave modules that cannot be imported again.
+    """
+    with noted():
+        import torch  # noqa: F401
+
+
 @contextmanager
 def _handled(numbers: Iterable[signal.Signals]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():

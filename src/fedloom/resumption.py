@@ -12,14 +12,11 @@ from typing import Any
 from fedloom import checkpoint
 from fedloom.differences import difference
 from fedloom.errors import Changed, Damaged, FedloomError
-from fedloom.rundir import METRICS, states
+from fedloom.rundir import APART, METRICS, states
 from fedloom.versions import versions
 
 BITS = {name: versions()[name] for name in ("fedloom", "torch")}
 """The versions on which the bits of a run depend."""
-
-APART = ("data_fingerprint", "frozen", "versions")
-"""What a run must have alike beside its settings: the rows, what does not train, the versions."""
 
 
 @dataclass(frozen=True)

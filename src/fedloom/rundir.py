@@ -26,6 +26,9 @@ RESULTS, FIGURE = "results.json", "figure.png"
 SETTLED = ("executor", "chunk", "device", "dtype", "threads")
 """Settings that are resolved when a run begins: its own directory has them, the experiment's need not."""
 
+APART = ("data_fingerprint", "frozen", "versions")
+"""What a run must have alike beside its settings, to go on: the rows, what does not train, the versions."""
+
 MACHINE = {"executor", "chunk", "device", "threads", "compile", "deterministic"}
 """Settings of where and how a run is run: they change its numbers by rounding alone. `precision` does more."""
 

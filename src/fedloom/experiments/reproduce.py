@@ -26,6 +26,7 @@ from fedloom.experiments.runner import say
 from fedloom.experiments.study import Study, StudyRun, cells, runs
 from fedloom.experiments.study_report import beside_published, command, facts_report, report
 from fedloom.experiments.study_sections import FULL
+from fedloom.interruption import import_torch
 from fedloom.rundir import CONFIG, FIGURE, RESULTS, write_json, write_whole
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def reproduce(
         return _tell_facts(study, numbers, out, data_folder, console, command(study, file))
     wanted = runs(study)
     _check_folder(study, out)
+    import_torch()
     if so_far:
         from fedloom.experiments.study_runs import begun
 
@@ -66,7 +68,7 @@ def reproduce(
         if left_out:
             say(console, left_out)
     else:
-        from fedloom.experiments.build import check_device  # torch from here on
+        from fedloom.experiments.build import check_device
         from fedloom.experiments.stacks import outcome
         from fedloom.experiments.study_runs import run_all
 

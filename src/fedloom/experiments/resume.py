@@ -10,8 +10,7 @@ from fedloom.differences import difference
 from fedloom.documents import read_toml
 from fedloom.errors import Damaged, FedloomError, choose
 from fedloom.experiments.schema import Experiment, RunSpec, read
-from fedloom.resumption import APART
-from fedloom.rundir import CONFIG, SETTLED, SUMMARY, check_free
+from fedloom.rundir import APART, CONFIG, SETTLED, SUMMARY, check_free
 
 
 def begun(directory: Path) -> Experiment:

@@ -20,6 +20,7 @@ from fedloom.documents import left_behind, read_records
 from fedloom.errors import Diverged, FedloomError
 from fedloom.experiments.resume import as_begun, check_allowed
 from fedloom.experiments.schema import Experiment, RunSpec
+from fedloom.interruption import import_torch
 from fedloom.launched import first_rank, restart
 from fedloom.rundir import METRICS, SUMMARY, RunDirectory, check_free, write_json
 from fedloom.versions import versions
@@ -100,7 +101,8 @@ def run_experiment(
     if first and not going_on:
         check_free(out)
 
-    from fedloom.experiments import build  # torch from here on
+    import_torch()
+    from fedloom.experiments import build
 
     build.check_device(device or experiment.device)
     algorithms = [build.build_algorithm(run.algorithm) for run in runs]

@@ -22,6 +22,7 @@ from fedloom.experiments.runner import say
 from fedloom.experiments.schema import Experiment
 from fedloom.experiments.selection import Rule
 from fedloom.experiments.tune_file import Point, Tuned, TuneFile
+from fedloom.interruption import import_torch
 from fedloom.rundir import write_whole
 
 if TYPE_CHECKING:
@@ -162,6 +163,7 @@ def tune(
     file: TuneFile, out: Path, data_folder: Path | None = None, quiet: bool = False, console: Console | None = None
 ) -> dict[str, Tried | None]:
     """Try what the file asks for, leave tables, pictures and `best.toml` under `out`; the best point by algorithm."""
+    import_torch()
     from fedloom.data.catalog import Shelf
     from fedloom.experiments import tune_report
 
