@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fedloom.errors import Damaged, Diverged, FedloomError
 from fedloom.interruption import SIGNALS, heard
@@ -18,9 +19,10 @@ MISTAKE, DAMAGED, DIVERGED, INTERRUPTED = 2, 3, 4, 130
 
 @contextmanager
 def answered() -> Iterator[None]:
-    """A mistake ends the program with its line and its code."""
+    """A mistake ends the program with its line and its code, and a warning is one line."""
     try:
-        yield
+        with _one_line_warnings():
+            yield
     except Diverged as error:
         fail(str(error), DIVERGED)
     except Damaged as error:
@@ -57,6 +59,24 @@ def interruptible(out: Path, goes_on: str) -> Iterator[None]:
     except OSError as error:
         kept = _kept(out, f"put that right, then {goes_on}")
         fail(f"{_refused(error)}{kept}", MISTAKE)
+
+
+@contextmanager
+def _one_line_warnings() -> Iterator[None]:
+    """Warnings as lines on stderr, each once, without the place in the source that raised them."""
+    told: set[str] = set()
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        line = " ".join(str(message).split())
+        if line not in told:
+            print(f"fedloom: {line}", file=sys.stderr)
+        told.add(line)
+
+    before, warnings.showwarning = warnings.showwarning, show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 def _refused(error: OSError) -> str:

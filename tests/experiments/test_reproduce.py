@@ -520,7 +520,7 @@ def test_a_part_that_is_none_is_refused(asked: str, message: str, file: Path) ->
 
 def test_a_part_that_the_scale_has_not_is_refused(file: Path) -> None:
     file.write_text(PLAIN + 'only = { method = ["FedAvg"] }\n')
-    with pytest.raises(FedloomError, match="--only: expected cells that there are at scale 'smoke', got none"):
+    with pytest.raises(FedloomError, match="--only, 'method' at scale 'smoke': expected one of FedAvg; got 'FedAdp'"):
         runs(read_study(file, scale="smoke", asked=["method=FedAdp"]))
     with pytest.raises(FedloomError, match="--only, 'method' at scale 'smoke': expected one of FedAvg; got 'FedAdp'"):
         runs(read_study(file, scale="smoke", asked=["method=FedAvg,FedAdp"]))

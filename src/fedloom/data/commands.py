@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -148,11 +146,10 @@ def check(name: Name, data: Folder = None) -> None:
         layout, found = places.locate(name, folder)
         from fedloom.data.decoded import check as check_sums
 
-        with _one_line_warnings():
-            for path, digest in check_sums(name, layout, found).items():
-                known = next(file.checksum for file in RELEASES[name].layouts[layout] if file.path == path)
-                said = "found" if known is None else "compared after decoding" if known == "decoded" else "as released"
-                typer.echo(f"{path}: {said}, sha256 {digest}")
+        for path, digest in check_sums(name, layout, found).items():
+            known = next(file.checksum for file in RELEASES[name].layouts[layout] if file.path == path)
+            said = "found" if known is None else "compared after decoding" if known == "decoded" else "as released"
+            typer.echo(f"{path}: {said}, sha256 {digest}")
     from fedloom.data.catalog import load
 
     options: dict[str, Any] = {"folder": folder} if RELEASES[name].layouts and folder is not None else {}
@@ -199,8 +196,7 @@ def show(
     from fedloom.data.skew import label_counts, label_skew
     from fedloom.report.partition_plot import partition_picture
 
-    with _one_line_warnings():
-        dealt = load(name, partition, clients, seed, **options)
+    dealt = load(name, partition, clients, seed, **options)
     sizes = dealt.examples
     typer.echo(f"{dealt.population:,} clients of {int(sizes.min()):,} to {int(sizes.max()):,} examples")
     if dealt.classes is not None:
@@ -230,16 +226,3 @@ def _setting(text: str) -> tuple[str, Any]:
             f"--set: expected an option that has no place of its own, got {key!r}: give {_GIVEN_BY[key]}"
         )
     return key, value_of(key, value)
-
-
-@contextmanager
-def _one_line_warnings() -> Iterator[None]:
-    """Warnings as lines on stderr, without the place in the source that raised them."""
-
-    def show_one(message: Warning | str, *_: Any, **__: Any) -> None:
-        typer.echo(f"fedloom: {' '.join(str(message).split())}", err=True)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = show_one
-        yield

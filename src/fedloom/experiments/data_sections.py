@@ -51,7 +51,7 @@ class DataSection(Section):
     @classmethod
     def known_keys(cls, value: dict[str, Any]) -> list[str]:
         release = RELEASES.get(str(value.get("name")))
-        return [*cls.model_fields, *(release.options if release else ())]
+        return [*cls.model_fields, *(release.options if release else value)]  # which data set is the first mistake
 
     def options(self) -> dict[str, Any]:
         """The partitioner's own options, and the data set's."""

@@ -366,12 +366,13 @@ def runs(study: Study) -> list[StudyRun]:
                 own["target"] = None
             alone = experiment.model_copy(update=own, deep=True)
             found.append(StudyRun(cell, seed, f"{folder}/seed{seed}", alone, experiment.target))
-    if not found:
-        raise FedloomError(f"--only: expected cells that there are at scale {study.scale!r}, got none that is both")
+    kept = [run.cell for run in found] or list(cells(study.model_copy(update={"asked": {}})))
     for axis, values in study.asked.items():
-        there = {run.cell[axis] for run in found}
+        there = {cell[axis] for cell in kept}
         if left := [value for value in values if value not in there]:
             raise choose(f"--only, {axis!r} at scale {study.scale!r}", left[0], sorted(there))
+    if not found:
+        raise FedloomError(f"--only: expected cells that there are at scale {study.scale!r}, got none that is both")
     _check_folders(study, found)
     return found
 
