@@ -30,5 +30,9 @@ def facts_table(found: Sequence[Fact], beside: Mapping[Key, Published], compared
 
 
 def why_not(found: Sequence[Fact]) -> list[str]:
-    """A line for every row of which something could not be told."""
-    return [f"{row}: {why}" for row, why in dict.fromkeys((fact.cell[ROW], fact.why) for fact in found) if why]
+    """A line for every reason why something could not be told, with the rows that it concerns."""
+    rows: dict[str, dict[str, None]] = {}
+    for fact in found:
+        if fact.why:
+            rows.setdefault(fact.why, {})[fact.cell[ROW]] = None
+    return [f"{'; '.join(there)}: {why}" for why, there in rows.items()]

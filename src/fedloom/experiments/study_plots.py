@@ -22,7 +22,7 @@ from fedloom.experiments.published import Published
 from fedloom.experiments.results import Key, Result, key, without
 from fedloom.experiments.study import Study
 from fedloom.experiments.study_legend import Look, add_legend, handle, nth_look, published_handle
-from fedloom.experiments.study_sections import MEASURE, Cell, FigureSection, Measure, picked
+from fedloom.experiments.study_sections import FULL, MEASURE, Cell, FigureSection, Measure, picked
 from fedloom.report.palette import FAINT, INK
 from fedloom.report.plots import STYLE, Floats, logarithmic, percent, thousands, write_png
 
@@ -76,8 +76,10 @@ def draw(study: Study, curves: Curves, found: Sequence[Result], numbers: Mapping
         else:
             _draw_measure(axes, study, wanted, panel, lines, looks, found, numbers)
             axes.set_ylabel("" if measure is None or _by_measure(wanted) else measure.name)
-    standing_in = "" if study.stand_ins is None else f" (stand-in: {study.stand_ins})"
-    title = fill(study.title + standing_in, int(8.4 * size[0]))
+    scale = [] if study.scale == FULL else [f"scale {study.scale}"]
+    standing_in = [] if study.stand_ins is None else [f"stand-in: {study.stand_ins}"]
+    aside = f" ({'; '.join([*scale, *standing_in])})" if scale or standing_in else ""
+    title = fill(study.title + aside, int(8.4 * size[0]))
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
     _name(figure, study, wanted, looks, lines, wanted.kind != "curves" and bool(numbers))
     return figure
@@ -197,6 +199,9 @@ def _draw_curves(
     axes.set_xlabel(x.replace("_", " "))
     axes.set_ylabel(metric.replace("_", " "))
     if x == "round":
+        first, last = axes.dataLim.intervalx
+        if first == last:
+            axes.set_xlim(first - 1, first + 1)  # a single test: not a tenth of a round to either side
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     elif axes.get_xlim()[1] >= 1e4:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6))

@@ -167,6 +167,8 @@ class _OnTheWay:
         if self.console.quiet:
             return left  # as if all rounds took as long
         bar.update(bar.task_ids[0], description="timing a few rounds")
+        if not self.console.is_terminal:
+            say(self.console, "timing a few rounds of each kind of run")
         expected = estimate(missing, left, self.data_folder)
         guess = duration(sum(expected.values()))
         say(self.console, f"estimated time on this machine: {guess} (from a few rounds of each kind of run)")
