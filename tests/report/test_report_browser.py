@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
-from small_runs import write_run
+from small_runs import records, write_run
 
 from fedloom.report.page import write_report
 
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.browser
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 CALM = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+ALGORITHMS = ("FedAdam", "FedAvg", "FedAvgM", "FedGLAD", "FedProx", "FedYogi")
 ODD = '<b>Größe</b> & "中文" </script>'
 
 
@@ -69,19 +70,35 @@ def browser() -> Iterator[Any]:
         running.close()
 
 
+@pytest.fixture(scope="module")
+def two_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of the same six algorithms in two folders, with labels that fill a line, beside a study's numbers."""
+    top = tmp_path_factory.mktemp("compared")
+    for place, folder in enumerate(("monday", "tuesday")):
+        for name in ALGORITHMS:
+            rounds = records([0.1 + place / 10, 0.5 + place / 10], train_loss=1.0)
+            label = f"{name} with a server of its own and a name that does not fit a line"
+            write_run(top / folder / name, rounds, label, data={"name": "none", "alpha": 0.1 + place})
+    cells = [{"epochs": 1, "data set": name, "method": name, "clients": "6 IID + 4"} for name in ALGORITHMS]
+    told = {"compared": False, "scale": "smoke", "measured": [{"cell": cell, "value": 1.5} for cell in cells]}
+    (top / "study").mkdir()
+    (top / "study" / "results.json").write_text(json.dumps(told))
+    return write_report([top])
+
+
 @pytest.fixture
 def open_page(browser: Any, page_file: Path) -> Iterator[Any]:
     """Opens the page; whatever the console or a request says against it fails the test."""
     contexts, complaints = [], []
 
-    def opened(width: int = 1280, **options: Any) -> Any:
+    def opened(width: int = 1280, file: Path = page_file, **options: Any) -> Any:
         context = browser.new_context(viewport={"width": width, "height": 800}, **options)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: complaints.extend([request.url] if request.url[:5] == "http:" else []))
-        page.goto(page_file.as_uri())
+        page.goto(file.as_uri())
         return page
 
     yield opened
@@ -130,6 +147,28 @@ def test_pointing_at_a_chart_tells_all_values(open_page: Any) -> None:
     assert said[1:4] == ["FedAvg", "94.05 %", "93.05 % to 95.05 %"]  # 1 - 0.9 exp(-2.9), and 2 points less
     page.mouse.move(5, 5)
     assert not tip.is_visible()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_names_beside_a_chart_are_whole(open_page: Any, two_folders: Path, width: int) -> None:
+    page = open_page(width, two_folders)
+    page.locator("svg.chart").first.focus()
+    page.keyboard.press("End")
+    names = page.locator("#tip .name")
+    assert len(set(names.all_inner_texts())) == 2 * len(ALGORITHMS)
+    assert all(name.evaluate("each => each.scrollWidth <= each.clientWidth") for name in names.all())
+    tip = page.locator("#tip").bounding_box()
+    assert tip["x"] >= 0 and tip["x"] + tip["width"] <= width
+
+
+@pytest.mark.parametrize("width", [700, 1280])
+def test_the_legend_ends_on_a_whole_row(open_page: Any, two_folders: Path, width: int) -> None:
+    page = open_page(width, two_folders)
+    legend = page.locator("#legend").bounding_box()
+    boxes = [button.bounding_box() for button in page.locator("#legend button").all()]
+    end = legend["y"] + legend["height"]
+    assert any(box["y"] > end for box in boxes)  # there is more of it
+    assert not [box for box in boxes if box["y"] < end < box["y"] + box["height"]]
 
 
 def test_the_keyboard_moves_through_a_chart(open_page: Any) -> None:

@@ -5,7 +5,7 @@
 
 function makeMap(partition) {
   const figure = element("figure", { class: "map" }, element("figcaption", {}, partition.title));
-  if (partition.labels.length) figure.append(element("p", { class: "note" }, `In ${partition.labels.join(", ")}.`));
+  if (partition.labels.length) figure.append(element("p", { class: "note" }, `In ${partition.labels.join("; ")}.`));
   if (partition.why) {
     figure.append(element("p", { class: "note" }, `Not drawn: ${partition.why}.`));
     return { figure };
@@ -69,6 +69,8 @@ function readMap(map, event) {
 
 // Controls -------------------------------------------------------------------------------------------------------
 
+const ROWS = 4;
+
 function drawLegend() {
   const legend = byId("legend");
   if (!legend) return;
@@ -82,8 +84,18 @@ function drawLegend() {
     });
     return button;
   });
-  if (buttons.length > 2) buttons.unshift(wholesale("show all", "delete"), wholesale("hide all", "add"));
+  if (buttons.length > 2) buttons.unshift(wholesale(`show all ${buttons.length}`, "delete"), wholesale("hide all", "add"));
   legend.replaceChildren(...buttons);
+  fitLegend();
+}
+
+// It stays in view over the charts: of many rows the first are seen, and of no row a part.
+function fitLegend() {
+  const legend = byId("legend");
+  if (!legend) return;
+  const tops = [...new Set([...legend.children].map((button) => button.offsetTop))];
+  const cut = tops.length > ROWS && !matchMedia("(max-width: 600px)").matches;
+  legend.style.maxHeight = cut ? `${tops[ROWS] - tops[0] - 2}px` : "";  // the gap is 6 pixels, the padding twice 2
 }
 
 function wholesale(words, change) {
@@ -214,7 +226,7 @@ function begin() {
   const maps = data.partitions.map(makeMap);
   byId("partition-maps")?.append(...maps.map((map) => map.figure));
   setUpTheme(maps);
-  addEventListener("resize", () => { hideTip(); maps.forEach(drawMap); });
+  addEventListener("resize", () => { hideTip(); fitLegend(); maps.forEach(drawMap); });
   addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((each) => { each.open = true; }));
   document.addEventListener("pointerdown", (event) => { if (!event.target.closest("svg.chart, canvas")) hideTip(); });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTip(); });
