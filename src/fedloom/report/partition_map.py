@@ -38,7 +38,9 @@ def partitions(series: Sequence[Series], folder: Path | None = None) -> list[dic
             section = run.config.get("data")
             if not isinstance(section, Mapping) or "name" not in section:
                 continue
-            _, labels, prints = dealt.setdefault(repr(sorted(section.items())), (dict(section), [], set()))
+            held = {"validation": run.config["validation"]} if "validation" in run.config else {}
+            section = {**section, **held}
+            _, labels, prints = dealt.setdefault(repr(sorted(section.items())), (section, [], set()))
             labels += [each.label] if each.label not in labels else []
             prints |= {str((run.summary or {}).get("data_fingerprint", ""))} - {""}
     found = []
@@ -53,15 +55,18 @@ def partitions(series: Sequence[Series], folder: Path | None = None) -> list[dic
 
 def _counts(section: Mapping[str, Any], prints: set[str], folder: Path | None) -> dict[str, Any]:
     options = dict(section)
-    name = str(options.pop("name"))
+    name, validation = str(options.pop("name")), options.pop("validation", None)
     options |= _files(name, folder)
 
     from fedloom.data.catalog import load
+    from fedloom.data.holdout import hold_out
     from fedloom.data.skew import label_counts
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about files: whether they are those of the run is checked here
         data = load(name, **options)
+    if validation is not None:
+        data = hold_out(data, validation, options.get("seed", 0))
     if prints and prints != {data.fingerprint()}:
         raise FedloomError(f"the files of {name!r} here are not those of the run")
     counts = label_counts(data)
