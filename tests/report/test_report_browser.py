@@ -161,6 +161,21 @@ def test_names_beside_a_chart_are_whole(open_page: Any, two_folders: Path, width
     assert tip["x"] >= 0 and tip["x"] + tip["width"] <= width
 
 
+def test_an_algorithm_has_one_colour_in_both_folders(open_page: Any, two_folders: Path) -> None:
+    page = open_page(file=two_folders)
+    page.locator("svg.chart").first.focus()
+    page.keyboard.press("End")
+    looks: dict[str, set[str]] = {}
+    for part in ("#summary tbody th", "#legend button[aria-pressed]", "#tip div"):
+        for each in page.locator(part).all():
+            label = each.inner_text().split("\n")[0].strip()
+            looks.setdefault(label, set()).add(each.locator("svg path").get_attribute("class"))
+    assert len(looks) == 2 * len(ALGORITHMS) and all(len(found) == 1 for found in looks.values())
+    for index, name in enumerate(ALGORITHMS):
+        own = [found.pop() for label, found in looks.items() if label.startswith(f"{name} ")]
+        assert sorted(own) == [f"c{index} d0", f"c{index} d1"]
+
+
 @pytest.mark.parametrize("width", [700, 1280])
 def test_the_legend_ends_on_a_whole_row(open_page: Any, two_folders: Path, width: int) -> None:
     page = open_page(width, two_folders)

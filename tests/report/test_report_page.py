@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import records, write_run
+from small_runs import records, write_run, write_study, write_tuning
 
 from fedloom import cli
 from fedloom.report import charts, published
@@ -71,21 +71,48 @@ def test_the_summary_has_means_over_the_last_ten_and_their_spread(tmp_path: Path
     for seed, level in ((0, 0.5), (1, 0.6)):
         write_run(tmp_path / f"low{seed}", records([0.9] + [level] * 10), "low", seed)
     write_run(tmp_path / "high", records([0.1] + [0.8] * 10), "high", finished=False, rounds=20)
-    rows = page_of(tmp_path).tables[0]
-    assert rows[0][:5] == ["series", "seeds", "final accuracy %", "last 10", "best accuracy %"]
-    assert rows[1] == [
-        "high",
-        "0",
-        "80.00",
-        "80.0 to 80.0",
-        "80.00",
-        "–",
-        "–",
-        "11",
-        "5.5",
-        "stopped after 11 of 20 rounds",
+    text = render(read([tmp_path]))
+    rows = Outline(text).tables[0]
+    assert rows == [
+        ["series", "final accuracy %", "last 10", "best accuracy %", "seconds", "seeds", "state"],
+        ["high", "80.00", "80.0 to 80.0", "80.00", "5.5", "0", "stopped after 11 of 20 rounds"],
+        ["low", "55.00 ± 7.07", "50.0 to 60.0", "90.00", "2.0", "0, 1", "finished"],
     ]
-    assert rows[2] == ["low", "0, 1", "55.00 ± 7.07", "50.0 to 60.0", "90.00", "–", "–", "11", "2.0", "finished"]
+    assert "The same in all rows: rounds 11." in text
+
+
+def test_without_an_accuracy_a_loss_ranks(tmp_path: Path) -> None:
+    for label, loss in (("worse", 0.5), ("better", 0.25)):
+        write_run(tmp_path / label, records([2.0, loss], "test_loss"), label)
+    rows = page_of(tmp_path).tables[0]
+    assert rows[0][:4] == ["series", "final loss", "last 10", "best loss"]
+    assert [row[:4] for row in rows[1:]] == [
+        ["better", "1.125", "0.25 to 2", "0.25"],
+        ["worse", "1.25", "0.5 to 2", "0.5"],
+    ]
+
+
+def test_a_tuning_is_told_by_what_decided(tmp_path: Path) -> None:
+    text = render(read([write_tuning(tmp_path / "tuning", {"0.1": 0.3, "1.0": None, "0.5": 0.7})]))
+    rows = Outline(text).tables[0]
+    assert rows[0] == ["series", "validation accuracy %", "last 10", "best validation accuracy %", "seconds", "state"]
+    assert [[row[0], row[1], row[-1]] for row in rows[1:]] == [
+        ["FedAvg (client_lr 0.5)", "70.00", "finished, best"],
+        ["FedAvg (client_lr 0.1)", "30.00", "finished"],
+        ["FedAvg (client_lr 1.0)", "–", "pruned"],
+    ]
+    assert "Validation accuracy is what the tuning went by, a mean over the last 10 rounds" in text
+    assert "<dd>2.0 for each run</dd>" in text and "in all" not in text.partition("<section")[0]
+
+
+def test_of_many_settings_a_tunings_best_are_drawn(tmp_path: Path) -> None:
+    write_tuning(tmp_path / "tuning", {f"0.{rate}": rate / 100 for rate in range(11, 20)})
+    text = render(read([tmp_path]))
+    content = strict(Outline(text).data)
+    assert [each["label"][-5:-1] for each in content["series"]] == [f"0.{rate}" for rate in range(19, 10, -1)]
+    assert content["hidden"] == [5, 6, 7, 8]
+    assert content["learning"] == ["validation_accuracy"]
+    assert "Of 9 series the best are drawn at first" in text
 
 
 def test_a_diverged_run_has_no_final_figure(tmp_path: Path) -> None:
@@ -222,6 +249,11 @@ def test_measured_stands_beside_published(tmp_path: Path) -> None:
     ]
 
 
+def test_labels_in_a_row_are_apart_though_they_have_commas(tmp_path: Path) -> None:
+    text = render(read([write_study(tmp_path / "study")]))
+    assert "alpha 1, FedAvg; alpha 1, FedSGD; alpha 10, FedAvg; alpha 10, FedSGD" in text
+
+
 @pytest.mark.parametrize("content", [{}, {"measured": 3, "published": {"a": 1}, "claims": "none"}, {"measured": [{}]}])
 def test_a_study_may_lack_anything(tmp_path: Path, content: dict[str, Any]) -> None:
     assert tmp_path.name in published.study(Study(tmp_path, content))
@@ -250,7 +282,7 @@ def test_two_algorithms_with_two_seeds(
     assert (said.out, said.err) == ("report: runs/report.html\n", "")
     page = Outline(Path("runs/report.html").read_text(encoding="utf-8"))
     rows = page.tables[0]
-    assert sorted(row[:2] for row in rows[1:]) == [["fedavg", "0, 1"], ["fedglad(fedavg)", "0, 1"]]
+    assert sorted(row[0] for row in rows[1:]) == ["fedavg", "fedglad(fedavg)"]
     content = strict(page.data)
     assert len(content["series"]) == 2
     assert content["learning"] == ["test_accuracy", "test_loss", "train_loss"]
@@ -260,6 +292,29 @@ def test_two_algorithms_with_two_seeds(
         exit_code("report", "runs/" + min(p.name for p in Path("runs").iterdir() if p.is_dir()), "--out", "a.html") == 0
     )
     assert len(strict(Outline(Path("a.html").read_text(encoding="utf-8")).data)["series"]) == 1
+
+
+def test_a_tuning_of_two_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rates.toml").write_text(
+        """
+        name = "rates"
+        rounds = 3
+        cohort = 4
+        data = { name = "digits", partition = "iid", clients = 12 }
+        model = { name = "logistic" }
+        algorithms = [{ name = "fedavg" }]
+        tune.grid."algorithm.client_lr" = [0.001, 0.1]
+        """
+    )
+    assert exit_code("tune", "rates.toml", "--quiet", "--out", "tuned") == 0
+    page = page_of(Path("tuned"))
+    numbers = json.loads(Path("tuned/tune.json").read_text())
+    scores = sorted((f"{100 * point['score']:.2f}" for point in numbers["points"]), key=float, reverse=True)
+    assert [row[1] for row in page.tables[0]] == ["validation accuracy %", *scores]
+    assert page.tables[0][1][-1] == "finished, best"
+    (dealt,) = strict(page.data)["partitions"]
+    assert dealt["population"] == 10  # two of the twelve are held out
 
 
 def test_mistakes_are_a_line_and_damage_has_its_own_exit_code(

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from small_runs import records, write_run
+from small_runs import records, write_run, write_study, write_tuning
 
 from fedloom.errors import Damaged, FedloomError
-from fedloom.report.runs import read
+from fedloom.report.runs import alone, read, spent
 
 
 def test_a_run_a_folder_of_runs_and_a_folder_of_folders(tmp_path: Path) -> None:
@@ -65,6 +65,57 @@ def test_studies_hold_their_runs_together(tmp_path: Path) -> None:
     found = read([tmp_path])
     assert [study.name for study in found.studies] == ["table-1"]
     assert found.runs[0].group == (tmp_path / "study").resolve()
+
+
+def test_a_study_and_a_tuning_hold_their_runs_together(tmp_path: Path) -> None:
+    """Whether or not they came to their ends."""
+    for begun in (write_study(tmp_path / "study"), write_tuning(tmp_path / "tuning", {"0.1": 0.3, "0.2": 0.4})):
+        assert {run.group for run in read([tmp_path]).runs if begun in run.path.parents} == {begun.resolve()}
+    part = tmp_path / "tuning" / "points" / "fedavg"
+    assert {run.group for run in read([part]).runs} == {part.resolve()}
+    (tmp_path / "tuning" / "tune.json").unlink()
+    runs = read([tmp_path / "tuning"]).runs
+    assert {run.group for run in runs} == {(tmp_path / "tuning").resolve()}
+    assert [run.told.judged for run in runs] == [None, None]
+
+
+def test_what_a_tuning_says_of_its_runs(tmp_path: Path) -> None:
+    write_tuning(tmp_path / "tuning", {"0.1": 2.5, "0.2": 0.5, "0.3": None}, "train_loss")
+    told = [run.told.judged for run in read([tmp_path]).runs]
+    assert [(each.score, each.best, each.pruned) for each in told if each is not None] == [
+        (0.5, True, False),
+        (2.5, False, False),
+        (None, False, True),
+    ]
+
+
+@pytest.mark.parametrize("content", ["{}", '{"lower_is_better": false, "metric": "x", "points": [3]}'])
+def test_numbers_that_are_no_tunings_are_named(tmp_path: Path, content: str) -> None:
+    folder = write_tuning(tmp_path / "tuning", {"0.1": 0.5})
+    (folder / "tune.json").write_text(content)
+    with pytest.raises(Damaged, match=r"tune\.json: expected the numbers of a tuning"):
+        read([folder])
+
+
+def test_seconds_are_added_up_where_runs_were_trained_one_by_one(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path / name, records([0.1]))
+    runs = read([tmp_path]).runs
+    assert not alone(tmp_path, runs) and spent(tmp_path, runs) is None  # who knows how they were trained
+    assert spent(tmp_path, runs[:1]) == 2.0
+    listed = [{"directory": "a"}, {"directory": "b"}]
+    (tmp_path / "summary.json").write_text(json.dumps({"runs": listed}))
+    assert alone(tmp_path, runs) and spent(tmp_path, runs) == 4.0
+
+
+def test_a_studys_seconds_are_its_own(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "study")
+    runs = read([folder]).runs
+    assert spent(folder, runs) is None
+    (folder / "made.json").write_text('{"seconds": 7.5}')
+    assert spent(folder, runs) == 7.5
+    (folder / "results.json").write_text('{"seconds": 9.5}')
+    assert spent(folder, runs) == 9.5
 
 
 def test_a_line_torn_by_a_kill_is_left_out(tmp_path: Path) -> None:

@@ -8,11 +8,22 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_runs import records, write_run
+from small_runs import records, write_run, write_study, write_tuning
 
 from fedloom.report import settings
 from fedloom.report.runs import read
-from fedloom.report.series import AXES, Series, aligned, assemble, axes, line, metrics, percentile_line, thinned
+from fedloom.report.series import (
+    AXES,
+    Series,
+    _looks,
+    aligned,
+    assemble,
+    axes,
+    line,
+    metrics,
+    percentile_line,
+    thinned,
+)
 
 
 def series_of(folder: Path) -> list[Series]:
@@ -61,6 +72,62 @@ def test_titles_name_the_cells_of_a_study(tmp_path: Path) -> None:
     found = series_of(tmp_path)
     assert sorted(each.label for each in found) == ["CIFAR, FedAvg", "MNIST, FedAvg"]
     assert {each.group for each in found} == {""}
+
+
+def test_a_studys_series_are_named_by_the_axes_that_differ(tmp_path: Path) -> None:
+    found = series_of(write_study(tmp_path / "study"))
+    named = ["alpha 1, FedAvg", "alpha 1, FedSGD", "alpha 10, FedAvg", "alpha 10, FedSGD"]  # in the order of the cells
+    assert [each.label for each in found] == named
+    assert {each.group for each in found} == {""}
+    some = [tmp_path / "study" / f"{alpha}-1-fedavg" for alpha in (1, 10)]
+    assert [each.label for each in assemble(read(some).runs)] == ["alpha 1", "alpha 10"]
+    assert [each.label for each in assemble(read(some[:1]).runs)] == ["fedavg"]
+
+
+def test_a_study_that_is_no_longer_read_has_its_titles(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "study")
+    (folder / "config.toml").write_text('id = "rates"\nunknown = 3\n')
+    assert "10, 1, FedAvg" in [each.label for each in series_of(folder)]
+
+
+def test_an_algorithm_has_one_colour_and_a_folder_its_dashes(tmp_path: Path) -> None:
+    for top, labels in (("monday", ["FedAvg", "FedYogi"]), ("tuesday", ["FedYogi", "FedAvg", "FedAdp"])):
+        for place, label in enumerate(labels):
+            write_run(tmp_path / top / f"{place}", records([0.1]), label, rounds=len(labels))
+    found = series_of(tmp_path)
+    looks = {(each.label.partition(" ")[0], each.group): tuple(each.look) for each in found}
+    assert looks == {
+        ("FedAvg", "monday"): (0, 0),
+        ("FedYogi", "monday"): (1, 0),
+        ("FedYogi", "tuesday"): (1, 1),
+        ("FedAvg", "tuesday"): (0, 1),
+        ("FedAdp", "tuesday"): (2, 1),
+    }
+
+
+@given(st.integers(1, 28), st.integers(1, 4))
+def test_lines_look_different_as_long_as_there_are_looks(series: int, folders: int) -> None:
+    names = [f"{index}" for index in range(series)]
+    looks = _looks(names * folders, [f"{folder}" for folder in range(folders) for _ in names])
+    laps = -(-series // 7)
+    if folders * laps <= 4:
+        assert len(set(looks)) == series * folders
+    assert [look.colour for look in looks] == [index % 7 for index in range(series)] * folders
+
+
+def test_a_tunings_series_are_the_best_first(tmp_path: Path) -> None:
+    found = series_of(write_tuning(tmp_path / "tuning", {"0.1": 0.3, "1.0": None, "0.5": 0.7}))
+    assert [each.label for each in found] == [f"FedAvg (client_lr {rate})" for rate in ("0.5", "0.1", "1.0")]
+    assert [each.runs[0].status for each in found] == ["finished", "finished", "pruned"]
+    assert {each.group for each in found} == {""}
+
+
+def test_long_differences_are_told_where_the_folder_does_not_tell(tmp_path: Path) -> None:
+    for place in (1, 2):
+        more = {f"a_rather_long_name_{key}": place for key in "ab"}
+        write_run(tmp_path / "one" / f"{place}", records([0.1]), algorithm=more)
+    first, _ = series_of(tmp_path)
+    assert first.label == "FedAvg (a_rather_long_name_a 1, a_rather_long_name_b 1)"
 
 
 def test_settings_that_differ_and_settings_that_do_not() -> None:

@@ -2,7 +2,6 @@
 // Draws the charts from the JSON in the page. Text reaches the page as text only, never as HTML.
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const COLOURS = 7;
 const state = { axis: "round", smooth: 0, log: false, group: data.group, hidden: new Set(data.hidden) };
 const byId = (id) => document.getElementById(id);
 const tip = byId("tip");
@@ -24,7 +23,7 @@ function drawn(name, attributes = {}, ...inside) {
   return made;
 }
 
-const lineClass = (series) => `c${series % COLOURS} d${Math.floor(series / COLOURS) % 4}`;
+const lineClass = (series) => `c${data.series[series].colour} d${data.series[series].dash}`;
 
 function swatch(series) {
   const piece = drawn("path", { class: lineClass(series), d: "M1 5H25" });
@@ -192,7 +191,7 @@ function draw(chart) {
   const path = (xs, ys) => xs.map((value, at) => `${toX(value).toFixed(1)} ${toY(ys[at]).toFixed(1)}`);
   for (const line of lines.filter((each) => each.band)) {
     const outline = [...path(line.x, line.high), ...path(line.x, line.low).reverse()];
-    svg.append(drawn("path", { class: `band b${line.series % COLOURS}`, d: `M${outline.join("L")}Z` }));
+    svg.append(drawn("path", { class: `band b${data.series[line.series].colour}`, d: `M${outline.join("L")}Z` }));
   }
   for (const line of lines) {
     const thin = line.x.length > 600 ? " thin" : "";
@@ -205,7 +204,7 @@ function draw(chart) {
 }
 
 const dot = (x, y, series) =>
-  drawn("circle", { class: `dot c${series % COLOURS}`, cx: x.toFixed(1), cy: y.toFixed(1), r: 3.5 });
+  drawn("circle", { class: `dot c${data.series[series].colour}`, cx: x.toFixed(1), cy: y.toFixed(1), r: 3.5 });
 
 // Reading a chart ------------------------------------------------------------------------------------------------
 
@@ -257,7 +256,7 @@ function read(chart, wanted) {
     const at = nearest(line.x, best.x);
     cursor.append(dot(toX(line.x[at]), toY(line.mean[at]), line.series));
     const name = element("span", { class: "name" }, data.series[line.series].label);
-    const row = element("div", {}, swatch(line.series), name, number(line.mean[at], share));
+    const row = element("div", {}, swatch(line.series), name, element("span", { class: "value" }, number(line.mean[at], share)));
     if (line.band) {
       const range = `${number(line.low[at], share)} to ${number(line.high[at], share)}`;
       row.append(element("span", { class: "range" }, range));

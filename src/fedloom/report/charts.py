@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedloom.report.figures import final, is_share, score
+from fedloom.report.figures import is_share, rank, score
 from fedloom.report.partition_map import partitions
 from fedloom.report.series import AXES, Series, axes, line, metrics, percentile_line
 
-LEARNING = ("test_accuracy", "test_recall", "test_loss", "train_loss")
+LEARNING = (
+    *("test_accuracy", "test_recall", "validation_accuracy", "validation_recall"),
+    *("test_loss", "validation_loss", "train_loss"),
+)
 INSIDE = (
     *("trainset_accuracy", "trainset_loss", "train_accuracy", "pseudo_gradient_norm", "mean_update_norm", "cosine"),
     *("gsi", "glad_ratio", "clip_norm", "unclipped_fraction", "divergence", "norm_variation", "label_cosine"),
@@ -46,6 +47,8 @@ TITLES = {
 }
 MANY = 12
 """More series than this in several folders: the page begins with one folder's, and with that folder's best."""
+FEW = 5
+"""Of a tuning the page begins with as many, and with the best of every algorithm."""
 
 
 def payload(series: Sequence[Series], folder: Path | None = None) -> dict[str, Any]:
@@ -62,7 +65,7 @@ def payload(series: Sequence[Series], folder: Path | None = None) -> dict[str, A
     inside = [f"{family}/percentiles" for family in families] + [name for name in INSIDE if _moves(lines.get(name))]
     return {
         "series": [
-            {"label": each.label, "group": each.group, "axes": place}
+            {"label": each.label, "group": each.group, "axes": place, **each.look._asdict()}
             for each, place in zip(series, places, strict=True)
         ],
         "groups": groups,
@@ -82,15 +85,13 @@ def _hidden(series: Sequence[Series]) -> list[int]:
     hidden = []
     for group in dict.fromkeys(each.group for each in series):
         members = [index for index, each in enumerate(series) if each.group == group]
-        if len(members) > 2 * MANY:
-            hidden += sorted(members, key=lambda index: _rank(series[index], metric))[MANY:]
+        members.sort(key=lambda index: rank(series[index], metric))
+        verdicts = {index: series[index].runs[0].told.judged for index in members}
+        if all(verdicts.values()):
+            hidden += [index for index in members[FEW:] if (judged := verdicts[index]) is None or not judged.best]
+        elif len(members) > 2 * MANY:
+            hidden += members[MANY:]
     return sorted(hidden)
-
-
-def _rank(each: Series, metric: str | None) -> float:
-    finals = [value for run in each.runs if (value := final(run, metric or "train_loss")) is not None]
-    mean = statistics.fmean(finals) if finals else math.inf
-    return mean if metric is None or not finals else -mean
 
 
 def _metric(name: str, lines: Sequence[dict[str, list[float]] | None], title: str | None = None) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from fedloom.report import settings
+from fedloom.report.homes import Judged
 from fedloom.report.markup import Cell, definitions, table, tag, text
 from fedloom.report.runs import Run
 from fedloom.report.series import Series, metrics
@@ -13,6 +15,7 @@ from fedloom.report.series import Series, metrics
 LAST = 10
 """A final figure is a mean over this many evaluations at the end: a single one swings too much."""
 NOTHING = Cell("–")
+LOSSES = ("test_loss", "validation_loss", "train_loss")
 
 
 def is_share(metric: str) -> bool:
@@ -24,79 +27,144 @@ def is_share(metric: str) -> bool:
     return any(word in metric for word in ("accuracy", "recall", "fraction"))
 
 
+def words(metric: str) -> str:
+    """
+    >>> words("test_accuracy"), words("validation_accuracy")
+    ('accuracy', 'validation accuracy')
+    """
+    return metric.removeprefix("test_").replace("_", " ")
+
+
+def decided(series: Sequence[Series]) -> Judged | None:
+    """By what the tuning judged that all the runs are of; None where they are of none, or not judged alike."""
+    judged = [run.told.judged for each in series for run in each.runs]
+    return judged[0] if len({each and (each.metric, each.last) for each in judged}) == 1 else None
+
+
 def score(series: Sequence[Series]) -> str | None:
-    """The metric that runs are ranked by: the test accuracy, or what stands in its place."""
-    found = [name for name in metrics(series) if name.startswith("test_") and "loss" not in name]
-    return "test_accuracy" if "test_accuracy" in found else next(iter(found), None)
+    """The metric that runs are ranked by: what decided a tuning, else the test accuracy, or what stands for it."""
+    if (judged := decided(series)) is not None:
+        return judged.metric
+    found = metrics(series)
+    usual = [name for part in ("test_", "validation_") for name in found if name.startswith(part) and not _lower(name)]
+    return next((name for name in ("test_accuracy", *usual, *LOSSES) if name in found), None)
+
+
+def _lower(metric: str) -> bool:
+    """Whether less is better."""
+    return "loss" in metric or "error" in metric
+
+
+def final(run: Run, metric: str) -> float | None:
+    """What a tuning took it for, else the mean of the last evaluations; None where there is none, or it diverged."""
+    if run.told.judged is not None and run.told.judged.metric == metric:
+        return run.told.judged.score
+    values = run.values(metric)[-LAST:]
+    return statistics.fmean(values) if values and run.diverged is None else None
+
+
+def rank(each: Series, metric: str | None) -> float:
+    """A number that is the lower the better the series is."""
+    finals = _finals(each, metric) if metric else []
+    mean = statistics.fmean(finals) if finals else math.inf
+    return mean if not finals or _lower(metric or "") else -mean
+
+
+def _finals(each: Series, metric: str) -> list[float]:
+    return [value for run in each.runs if (value := final(run, metric)) is not None]
 
 
 def summary(series: Sequence[Series]) -> str:
     """The table of all series, the best first; a click on a heading sorts it otherwise."""
     metric = score(series)
-    several = len({each.group for each in series}) > 1
-    named = (metric or "").removeprefix("test_")
-    headings = [
-        "series",
-        *(["folder"] if several else []),
-        "seeds",
-        *([f"final {named} %", f"last {LAST}", f"best {named} %"] if metric else []),
-        "test loss",
-        "train loss",
-        "rounds",
-        "seconds",
-        "state",
-    ]
+    headings = ["series"]
+    if metric is not None:
+        unit = " %" if is_share(metric) else ""
+        first = "" if decided(series) is not None else "final "
+        headings += [f"{first}{words(metric)}{unit}", f"last {LAST}", f"best {words(metric)}{unit}"]
+    losses = [name for name in LOSSES if name != metric]
+    headings += [*(name.replace("_", " ") for name in losses), "rounds", "seconds", "folder", "seeds", "state"]
     rows = []
-    for index, each in enumerate(series):
-        finals = [value for run in each.runs if (value := final(run, metric or "")) is not None]
-        rank = (-statistics.fmean(finals) if finals else 1.0, index)
-        where = [Cell(each.group)] if several else []
-        scores = _scores(each, metric, finals) if metric else []
-        rows.append((rank, [Cell(each.label, series=index), *where, _seeds(each), *scores, *_others(each)]))
-    return table(headings, [row for _, row in sorted(rows, key=lambda pair: pair[0])], sortable=True)
+    for each in sorted(series, key=lambda each: rank(each, metric)):
+        scores = _scores(each, metric) if metric is not None else []
+        cells = [Cell(each.label, look=each.look), *scores, *(_loss(each, name) for name in losses)]
+        rows.append([*cells, _rounds(each), _seconds(each), Cell(each.group or "–"), _seeds(each), _state(each)])
+    return slim([*map(Cell, headings)], rows, {"rounds", "folder", "seeds", "state"})
 
 
-def final(run: Run, metric: str) -> float | None:
-    """The mean of the last evaluations; None where there is none, or the run diverged."""
-    values = run.values(metric)[-LAST:]
-    return statistics.fmean(values) if values and run.diverged is None else None
+def meaning(series: Sequence[Series]) -> str:
+    """What the summary's numbers are."""
+    judged = decided(series)
+    if judged is None:
+        mean = f"Final figures are means over the last {LAST} evaluations"
+    else:
+        over = "all rounds" if judged.last is None else f"the last {judged.last} rounds"
+        mean = f"{words(judged.metric).capitalize()} is what the tuning went by, a mean over {over}"
+    return f"{mean}; ± is the standard deviation over seeds."
 
 
-def _scores(each: Series, metric: str, finals: list[float]) -> list[Cell]:
-    best = [max(values) for run in each.runs if (values := run.values(metric))]
+def slim(headings: Sequence[Cell], rows: Sequence[Sequence[Cell]], among: Container[str]) -> str:
+    """A sortable table without its empty columns; of those `among` it, what is the same in all rows is said once."""
+    columns = list(zip(*rows, strict=True))
+    kept, told = [], []
+    for place, (heading, column) in enumerate(zip(headings, columns, strict=True)):
+        said = {cell.text for cell in column}
+        if said <= {"", NOTHING.text}:
+            continue
+        if heading.text in among and len(said) == 1 < len(rows):
+            told.append(f"{heading.text} {column[0].text}")
+        else:
+            kept.append(place)
+    note = tag("p", text(f"The same in all rows: {'; '.join(told)}."), class_="note") if told else ""
+    return note + table([headings[place] for place in kept], [[row[place] for place in kept] for row in rows], True)
+
+
+def _scores(each: Series, metric: str) -> list[Cell]:
+    share, finals = is_share(metric), _finals(each, metric)
+    best = [min(values) if _lower(metric) else max(values) for run in each.runs if (values := run.values(metric))]
     last = [value for run in each.runs if run.diverged is None for value in run.values(metric)[-LAST:]]
-    spread = f" ± {100 * statistics.stdev(finals):.2f}" if len(finals) > 1 else ""
+    spread = f" ± {_shown(statistics.stdev(finals), share)}" if len(finals) > 1 else ""
+    ends = f"{_shown(min(last), share, 1)} to {_shown(max(last), share, 1)}" if last else ""
     return [
-        Cell(f"{100 * (mean := statistics.fmean(finals)):.2f}{spread}", mean, "strong") if finals else NOTHING,
-        Cell(f"{100 * min(last):.1f} to {100 * max(last):.1f}", max(last) - min(last)) if last else NOTHING,
-        Cell(f"{100 * (mean := statistics.fmean(best)):.2f}", mean) if best else NOTHING,
+        Cell(f"{_shown(mean := statistics.fmean(finals), share)}{spread}", mean, "strong") if finals else NOTHING,
+        Cell(ends, max(last) - min(last)) if last else NOTHING,
+        Cell(_shown(mean := statistics.fmean(best), share), mean) if best else NOTHING,
     ]
 
 
-def _others(each: Series) -> list[Cell]:
-    cells = []
-    for metric in ("test_loss", "train_loss"):
-        values = [value for run in each.runs if (value := final(run, metric)) is not None]
-        cells.append(Cell(f"{(mean := statistics.fmean(values)):.4g}", mean) if values else NOTHING)
+def _shown(value: float, share: bool, decimals: int = 2) -> str:
+    return f"{100 * value:.{decimals}f}" if share else f"{value:.4g}"
+
+
+def _loss(each: Series, metric: str) -> Cell:
+    finals = _finals(each, metric)
+    return Cell(_shown(mean := statistics.fmean(finals), share=False), mean) if finals else NOTHING
+
+
+def _rounds(each: Series) -> Cell:
     lengths = [len(run.rounds) for run in each.runs]
-    rounds = f"{lengths[0]:,}" if len(set(lengths)) == 1 else f"{min(lengths):,} to {max(lengths):,}"
+    told = f"{lengths[0]:,}" if len(set(lengths)) == 1 else f"{min(lengths):,} to {max(lengths):,}"
+    return Cell(told, max(lengths))
+
+
+def _seconds(each: Series) -> Cell:
     seconds = statistics.fmean(run.seconds for run in each.runs)
+    return Cell(f"{seconds:,.1f}", seconds)
+
+
+def _state(each: Series) -> Cell:
+    """How the runs ended, and whether the tuning they are of found nothing better."""
     states = [run.status for run in each.runs]
-    told = [
-        state if len(states) == states.count(state) else f"{states.count(state)} {state}" for state in _once(states)
-    ]
-    kind = "" if set(states) == {"finished"} else "bad"
-    return [*cells, Cell(rounds, max(lengths)), Cell(f"{seconds:,.1f}", seconds), Cell(", ".join(told), kind=kind)]
+    counts = {state: states.count(state) for state in states}
+    told = [state if len(counts) == 1 else f"{count} {state}" for state, count in counts.items()]
+    best = ["best"] if any(run.told.judged is not None and run.told.judged.best for run in each.runs) else []
+    return Cell(", ".join([*told, *best]), kind="" if {*states} <= {"finished", "pruned"} else "bad")
 
 
 def _seeds(each: Series) -> Cell:
     seeds = [run.seed for run in each.runs if run.seed is not None]
     count = len(each.runs)
     return Cell(", ".join(map(str, sorted(seeds))) if 0 < len(seeds) <= 5 else str(count), count)
-
-
-def _once(values: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(values))
 
 
 def divergences(series: Sequence[Series]) -> str:
@@ -117,8 +185,8 @@ def differences(series: Sequence[Series]) -> str:
     parts = []
     if keys:
         rows = [
-            [Cell(each.label, series=index), *(Cell(each.settings.get(key, settings.ABSENT)) for key in keys)]
-            for index, each in enumerate(series)
+            [Cell(each.label, look=each.look), *(Cell(each.settings.get(key, settings.ABSENT)) for key in keys)]
+            for each in series
         ]
         parts.append(table(["series", *keys], rows))
     elif len(series) > 1:

@@ -8,20 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedloom.report.palette import LINES
-
-DASHES = 4
-"""How many kinds of dashes there are, for when the colours have been used up."""
+from fedloom.report.palette import Look
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: its text, the number it is sorted by, its kind, and the series it is about."""
+    """A cell of a table: its text, the number it is sorted by, its kind, and the line it is about."""
 
     text: str
     sort: float | None = None
     kind: str = ""
-    series: int | None = None
+    look: Look | None = None
 
 
 def text(value: object) -> str:
@@ -43,21 +40,22 @@ def tag(name: str, inside: str, **attributes: str) -> str:
     return f"<{name}{given}>{inside}</{name}>"
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[Cell | str]], sortable: bool = False) -> str:
+def table(headings: Sequence[Cell | str], rows: Sequence[Sequence[Cell | str]], sortable: bool = False) -> str:
     """A table in a box that scrolls by itself; a sortable one has buttons for headings."""
     numeric = [any(_is_numeric(cell) for cell in column) for column in zip(*rows, strict=True)]
-    heads = [
-        tag(
-            "th", tag("button", text(each), type="button") if sortable else text(each), scope="col", **_kind("", number)
-        )
-        for each, number in zip(headings, numeric, strict=True)
-    ]
+    heads = [_heading(each, number, sortable) for each, number in zip(headings, numeric, strict=True)]
     lines = [
         "".join(_cell(each, first=not place, number=numeric[place]) for place, each in enumerate(row)) for row in rows
     ]
     body = "\n".join(tag("tr", line) for line in lines)
     inside = f"<thead>{tag('tr', ''.join(heads))}</thead>\n<tbody>{body}</tbody>"
     return tag("div", tag("table", inside, class_="sortable" if sortable else "plain"), class_="scroll", tabindex="0")
+
+
+def _heading(heading: Cell | str, number: bool, sortable: bool) -> str:
+    cell = Cell(heading) if isinstance(heading, str) else heading
+    inside = tag("button", text(cell.text), type="button") if sortable else text(cell.text)
+    return tag("th", inside, scope="col", **_kind(cell.kind, number))
 
 
 def _is_numeric(cell: Cell | str) -> bool:
@@ -72,22 +70,13 @@ def _kind(kind: str, number: bool) -> dict[str, str]:
 def _cell(cell: Cell | str, first: bool, number: bool) -> str:
     cell = Cell(cell) if isinstance(cell, str) else cell
     attributes = _kind(cell.kind, number) | ({} if cell.sort is None else {"data_sort": repr(cell.sort)})
-    mark = "" if cell.series is None else swatch(cell.series)
+    mark = "" if cell.look is None else swatch(cell.look)
     return tag("th" if first else "td", mark + text(cell.text), **attributes, **({"scope": "row"} if first else {}))
 
 
-def line_class(series: int) -> str:
-    """The classes that give a series its colour and, once those are used up, its dashes.
-
-    >>> line_class(0), line_class(8)
-    ('c0 d0', 'c1 d1')
-    """
-    return f"c{series % len(LINES)} d{series // len(LINES) % DASHES}"
-
-
-def swatch(series: int) -> str:
+def swatch(look: Look) -> str:
     """A piece of a series' line."""
-    path = f'<path class="{line_class(series)}" d="M1 5H25"/>'
+    path = f'<path class="c{look.colour} d{look.dash}" d="M1 5H25"/>'
     return f'<svg class="swatch" viewBox="0 0 26 10" width="26" height="10" aria-hidden="true">{path}</svg>'
 
 

@@ -16,9 +16,9 @@ from fedloom import __version__
 from fedloom.errors import FedloomError
 from fedloom.report import figures, published
 from fedloom.report.charts import payload
-from fedloom.report.markup import DASHES, definitions, embedded, tag, text
-from fedloom.report.palette import LINES, PAGE
-from fedloom.report.runs import Found, Run, Study, read
+from fedloom.report.markup import definitions, embedded, tag, text
+from fedloom.report.palette import DASHES, LINES, PAGE
+from fedloom.report.runs import Found, Run, Study, alone, read, spent
 from fedloom.report.series import Series, assemble
 from fedloom.rundir import write_whole
 
@@ -83,7 +83,7 @@ _CONTROLS = """<div class="controls" hidden>
 _NO_SCRIPT = "<noscript><p class='note'>The charts need JavaScript; the tables do not.</p></noscript>"
 _BAND = """<p class="note">A line is the mean over seeds; its band goes from the smallest seed to the largest. Point
 at a chart, or touch it, to read it; with the keyboard, the arrow keys move through it.</p>"""
-_LEARNING = f'{_NO_SCRIPT}{_CONTROLS}{_BAND}<div class="charts" id="learning-charts"></div>\n'
+_LEARNING = '<div class="charts" id="learning-charts"></div>\n'
 _INSIDE = '<h2>Inside the rounds</h2>\n<div class="charts" id="inside-charts"></div>\n'
 _ANY = """<div id="any" hidden><h2>Any series</h2>
 <label>show <select id="metric"></select></label>
@@ -93,7 +93,9 @@ _PARTITION = '<div id="partition-maps"></div>'
 
 def _curves(content: Mapping[str, Any]) -> str:
     """Places for the script to draw in; the controls stay in view over all of them."""
-    return _LEARNING + (_INSIDE if content["inside"] else "") + _ANY
+    few = f"Of {len(content['series'])} series the best are drawn at first: press the others' buttons to see them."
+    note = tag("p", few, class_="note") if content["hidden"] else ""
+    return _NO_SCRIPT + _CONTROLS + _BAND + note + _LEARNING + (_INSIDE if content["inside"] else "") + _ANY
 
 
 def _section(name: str, title: str, inside: str) -> str:
@@ -103,8 +105,10 @@ def _section(name: str, title: str, inside: str) -> str:
 def _summary(series: Sequence[Series]) -> str:
     if not series:
         return ""
-    last = figures.LAST
-    note = f"Final figures are means over the last {last} evaluations; ± is the standard deviation over seeds."
+    note = figures.meaning(series)
+    folders = _by_folder([run for each in series for run in each.runs])
+    if not all(alone(group, runs) for group, runs in folders.items()):
+        note += " Seconds are a run's own; of runs that were trained as one program, those of the program."
     return figures.summary(series) + figures.divergences(series) + tag("p", text(note), class_="note")
 
 
@@ -134,18 +138,34 @@ def _facts(found: Found, series: Sequence[Series]) -> dict[str, str]:
     if not runs:
         return {"studies": ", ".join(study.name for study in found.studies)}
     labels = [each.label for each in series]
-    compared = ", ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "")
+    compared = "; ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "")
     ends = [when for run in runs if (when := run.finished) is not None]
     devices = _once(device for run in runs if (device := str(run.config.get("device", ""))))
     facts = {
         "compared": compared,
         "runs": f"{len(runs)}, in {len(series)} series",
         "finished": _span(ends),
-        "seconds": f"{sum(run.seconds for run in runs):,.0f} in all",
+        "seconds": _seconds(runs),
         "devices": ", ".join(devices),
         "versions": "; ".join(_once(filter(None, map(_versions, runs)))),
     }
     return {key: value for key, value in facts.items() if value}
+
+
+def _by_folder(runs: Sequence[Run]) -> dict[Path, list[Run]]:
+    found: dict[Path, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.group, []).append(run)
+    return found
+
+
+def _seconds(runs: Sequence[Run]) -> str:
+    """Of all runs together, where every folder's are known; else of a run."""
+    told = [spent(group, mine) for group, mine in _by_folder(runs).items()]
+    if None not in told:
+        return f"{sum(seconds for seconds in told if seconds is not None):,.0f} in all"
+    low, high = (f"{end(run.seconds for run in runs):,.1f}" for end in (min, max))
+    return f"{low} for each run" if low == high else f"{low} to {high} for a run"
 
 
 def _versions(run: Run) -> str:

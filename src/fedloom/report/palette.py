@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222")  # Okabe and Ito
 ON_DARK = ("#3C9DDB", "#EE7733", "#1DBF92", "#DE92BC", "#F0B02E", "#8FD0F5", "#E8E8E8")
 """The same hues for a dark background, lighter so that they stand out from it as much."""
@@ -9,6 +11,8 @@ MIX = (  # Paul Tol's muted scheme, neighbours chosen to differ in lightness too
     *("#332288", "#88CCEE", "#117733", "#DDCC77", "#CC6677"),
     *("#44AA99", "#882255", "#DDDDDD", "#AA4499", "#999933"),
 )
+DASHES = 4
+"""How many kinds of dashes the page's lines have."""
 INK, FAINT = "#222222", "#D8D8D8"
 
 PAGE = {
@@ -24,3 +28,10 @@ PAGE = {
     "heat-none": ("#F1F4F7", "#20262D"),
 } | {f"c{index}": pair for index, pair in enumerate(zip(LINES, ON_DARK, strict=True))}
 """The page's colours, on paper and in the dark."""
+
+
+class Look(NamedTuple):
+    """A line's colour and dash, by their numbers."""
+
+    colour: int
+    dash: int

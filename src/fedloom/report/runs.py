@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,9 @@ from typing import Any
 
 from fedloom.documents import is_number, read_json, read_records, read_toml
 from fedloom.errors import Damaged, FedloomError
+from fedloom.experiments import study as studies
+from fedloom.experiments.origins import made
+from fedloom.report.homes import Homes, Told, plan
 from fedloom.rundir import CHECKPOINTS, CONFIG, FIGURE, METRICS, RESULTS, SUMMARY
 
 
@@ -24,8 +27,10 @@ class Run:
     rounds: list[dict[str, Any]]
     summary: Mapping[str, Any] | None = None
     diverged: str | None = None
-    group: Path | None = None
-    """The folder it belongs to: that of its study, or the one that holds it."""
+    group: Path = Path()
+    """The folder it belongs to: that of its study or tuning, or the one that holds it."""
+    told: Told = field(default_factory=Told)
+    """What the folder of its study or tuning says of it."""
 
     @cached_property
     def columns(self) -> dict[str, dict[int, float]]:
@@ -62,18 +67,19 @@ class Run:
         if self.diverged is not None:
             return "diverged"
         if self.summary is not None:
-            return "finished"
+            return "pruned" if self.told.judged is not None and self.told.judged.pruned else "finished"
         wanted = self.config.get("rounds")
         return f"stopped after {len(self.rounds)}{f' of {wanted}' if isinstance(wanted, int) else ''} rounds"
 
 
 @dataclass(frozen=True)
 class Study:
-    """A table or figure that was reproduced: the content of a `results.json`, and its picture, a PNG."""
+    """A table or figure that was reproduced: the content of a `results.json`, its picture, a PNG, and its plan."""
 
     path: Path
     content: Mapping[str, Any]
     figure: bytes | None = None
+    plan: studies.Study | None = None
 
     @property
     def name(self) -> str:
@@ -89,9 +95,13 @@ class Found:
 
 
 def read(directories: Iterable[Path]) -> Found:
-    """The runs and studies in and beneath the directories, each once, in the order of their summaries, else by name."""
+    """The runs and studies in and beneath the directories, each once, in the order of their summaries, else by name.
+
+    A study's runs are in the order of its cells, a tuning's are the best first.
+    """
     found = Found()
     seen: set[Path] = set()
+    homes = Homes()
     for directory in directories:
         if not directory.is_dir():
             got = "a file" if directory.exists() else "nothing there"
@@ -99,15 +109,35 @@ def read(directories: Iterable[Path]) -> Found:
         holding = [folder for folder in _folders(directory) if _is_run(folder) or (folder / RESULTS).is_file()]
         if not holding:
             raise Damaged(f"{directory}: expected a run directory, or one that holds several; found no {METRICS} in it")
+        runs = []
         for folder in holding:
             if folder.resolve() in seen:
                 continue
             seen.add(folder.resolve())
             if (folder / RESULTS).is_file():
-                found.studies.append(Study(folder, read_json(folder / RESULTS), _figure(folder / FIGURE)))
+                found.studies.append(Study(folder, read_json(folder / RESULTS), _figure(folder / FIGURE), plan(folder)))
             if _is_run(folder):
-                found.runs.append(_run(folder, directory))
+                runs.append(_run(folder, directory, homes))
+        groups = list(dict.fromkeys(run.group for run in runs))
+        found.runs.extend(sorted(runs, key=lambda run: (groups.index(run.group), run.told.place)))
     return found
+
+
+def alone(group: Path, runs: Sequence[Run]) -> bool:
+    """Whether a folder's runs are known to be trained one by one, as an experiment's are: its summary lists them.
+
+    Runs that were trained as one program each have the seconds of all of it, and nothing says which they were.
+    """
+    listed = {entry.get("directory") for entry in _listed(group / SUMMARY)}
+    return len(runs) == 1 or all(run.path.name in listed for run in runs)
+
+
+def spent(group: Path, runs: Sequence[Run]) -> float | None:
+    """The seconds that a folder's runs took, which a study keeps; None where they are not known."""
+    kept = read_json(group / RESULTS) if (group / RESULTS).is_file() else made(group)
+    if is_number(seconds := kept.get("seconds")):
+        return seconds
+    return sum(run.seconds for run in runs) if alone(group, runs) else None
 
 
 def _figure(path: Path) -> bytes | None:
@@ -159,20 +189,22 @@ def _is_run(folder: Path) -> bool:
     return begun and (folder / CONFIG).is_file()
 
 
-def _run(folder: Path, top: Path) -> Run:
+def _run(folder: Path, top: Path, homes: Homes) -> Run:
     config = read_toml(folder / CONFIG)
     summary = read_json(folder / SUMMARY) if (folder / SUMMARY).exists() else None
     rounds = read_records(folder / METRICS, notes=True)
-    told = (summary or {}).get("diverged")
-    diverged = told if isinstance(told, str) else _diverged(folder)
-    return Run(folder, _label(config, folder), config, rounds, summary, diverged, _group(folder, top))
+    words = (summary or {}).get("diverged")
+    diverged = words if isinstance(words, str) else _diverged(folder)
+    told = homes.told(folder, config.get("title"))
+    return Run(folder, _label(config, folder), config, rounds, summary, diverged, _group(folder, top, told), told)
 
 
-def _group(folder: Path, top: Path) -> Path:
-    """The folder of the study above it, within what was named; else the folder it is in."""
+def _group(folder: Path, top: Path, told: Told) -> Path:
+    """The folder of its study or tuning, or as much of that as was named; else the folder it is in."""
     above = [folder, *folder.parents]
-    within = above[: above.index(top) + 1]
-    return next((path for path in within if (path / RESULTS).is_file()), folder.parent).resolve()
+    within = [path.resolve() for path in above[: above.index(top) + 1]]
+    homes = (path for path in within if path == told.folder or (path / RESULTS).is_file())
+    return next(homes, within[-1] if told.folder and len(within) > 1 else folder.resolve().parent)
 
 
 def _diverged(folder: Path) -> str | None:

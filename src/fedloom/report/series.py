@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedloom.report import settings
+from fedloom.report.homes import cell_words
+from fedloom.report.palette import DASHES, LINES, Look
 from fedloom.report.runs import Run
 from fedloom.rundir import MACHINE
 
@@ -39,6 +42,7 @@ class Series:
     group: str
     runs: Sequence[Run]
     settings: settings.Flat
+    look: Look
 
     @property
     def columns(self) -> list[Columns]:
@@ -56,12 +60,13 @@ def assemble(runs: Sequence[Run]) -> list[Series]:
         while any(seeds == _seeds(other) for other in together.get((*base, copy), [])):
             copy += 1
         together.setdefault((*base, copy), []).append(run)
-    groups = _groups([kept[0].group or kept[0].path.resolve().parent for kept in together.values()])
+    groups = _groups([kept[0].group for kept in together.values()])
     tables = [settings.merged([settings.flat(run.config) for run in kept]) for kept in together.values()]
-    labels = _labels([kept[0] for kept in together.values()], tables, groups)
+    firsts = [kept[0] for kept in together.values()]
+    names = _names(firsts)
+    labels = _labels(names, firsts, tables, groups)
     return [
-        Series(label, group, kept, table)
-        for label, group, kept, table in zip(labels, groups, together.values(), tables, strict=True)
+        Series(*parts) for parts in zip(labels, groups, together.values(), tables, _looks(names, groups), strict=True)
     ]
 
 
@@ -78,23 +83,61 @@ def _groups(folders: Sequence[Path]) -> list[str]:
     return [folder.relative_to(shared).as_posix() if folder != shared else shared.name for folder in folders]
 
 
-def _labels(firsts: Sequence[Run], tables: Sequence[settings.Flat], groups: Sequence[str]) -> list[str]:
-    """Labels that differ. Those that do not give way to titles that do, or what their settings differ in is added, or
-    else where they are."""
-    labels = [run.label for run in firsts]
+def _names(firsts: Sequence[Run]) -> list[str]:
+    """What the runs are called: a study's by the values of their cells, as far as they are not the same in all.
+
+    Where others have one label, they give way to titles that differ.
+    """
+    cells = [run.told.cell for run in firsts]
+    axes = dict.fromkeys(axis for cell in cells for axis in cell)
+    told = [axis for axis in axes if len({cell.get(axis) for cell in cells if cell}) > 1]
+    names = [cell_words({axis: cell[axis] for axis in told if axis in cell}) for cell in cells]
+    names = [name or run.label for name, run in zip(names, firsts, strict=True)]
     titles = [str(run.config.get("title", "")) for run in firsts]
-    if len(set(labels)) < len(labels) and len({*titles, ""}) > len(titles):  # every cell of a study has a title
-        return titles
-    for label in {label for label in labels if labels.count(label) > 1}:
-        places = [index for index, other in enumerate(labels) if other == label]
+    return titles if len(set(names)) < len(names) and len({*titles, ""}) > len(titles) else names
+
+
+def _labels(
+    names: Sequence[str], firsts: Sequence[Run], tables: Sequence[settings.Flat], groups: Sequence[str]
+) -> list[str]:
+    """The names, made to differ: what the settings differ in is added where it is short, else where the runs are."""
+    labels = list(names)
+    for name, count in Counter(names).items():
+        if count == 1:
+            continue
+        places = [index for index, other in enumerate(names) if other == name]
         told = [_told(tables[index], [tables[place] for place in places]) for index in places]
-        if len(set(told)) < len(places) or any(len(text) > 40 for text in told):
-            told = [groups[index] for index in places]
-        if len(set(told)) < len(places):
+        where = [groups[index] for index in places]
+        if len(set(told)) < count or (any(len(text) > 40 for text in told) and len(set(where)) == count):
+            told = where
+        if len(set(told)) < count:
             told = _short_paths([firsts[index].path for index in places])
         for index, text in zip(places, told, strict=True):
-            labels[index] = f"{label} ({text})"
+            labels[index] = f"{name} ({text})"
     return labels
+
+
+def _looks(names: Sequence[str], groups: Sequence[str]) -> list[Look]:
+    """One colour for a name in all folders, and other dashes in each; of a folder's several the nth have one colour.
+
+    Once the colours are used up, each folder takes more kinds of dashes.
+
+    >>> _looks(["FedAvg", "FedYogi", "FedAvg"], ["monday", "monday", "tuesday"])
+    [Look(colour=0, dash=0), Look(colour=1, dash=0), Look(colour=0, dash=1)]
+    """
+    before: Counter[tuple[str, str]] = Counter()
+    keys = []
+    for name, group in zip(names, groups, strict=True):
+        keys.append((name, before[name, group]))
+        before[name, group] += 1
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    folders = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+    laps = -(-len(numbers) // len(LINES))
+    looks = []
+    for key, group in zip(keys, groups, strict=True):
+        lap, colour = divmod(numbers[key], len(LINES))
+        looks.append(Look(colour, (folders[group] * laps + lap) % DASHES))
+    return looks
 
 
 def _told(table: settings.Flat, tables: Sequence[settings.Flat]) -> str:
