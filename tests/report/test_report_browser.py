@@ -186,6 +186,20 @@ def test_the_legend_ends_on_a_whole_row(open_page: Any, two_folders: Path, width
     assert not [box for box in boxes if box["y"] < end < box["y"] + box["height"]]
 
 
+def test_on_a_phone_names_stay_and_the_numbers_are_there(open_page: Any, two_folders: Path) -> None:
+    page = open_page(390, two_folders)
+    assert page.locator("#published thead th:visible").all_inner_texts() == ["cell", "measured"]
+    for table, number in (("#summary", "final accuracy %"), ("#published", "measured")):
+        heading = page.locator(f"{table} thead th", has_text=number).bounding_box()
+        assert heading["x"] + heading["width"] <= 390
+        box, name = page.locator(f"{table} .scroll"), page.locator(f"{table} tbody th").first
+        before = name.bounding_box()["x"]
+        box.evaluate("each => { each.scrollLeft = 1000; }")
+        assert name.bounding_box()["x"] == before
+    wide = open_page(1280, two_folders)
+    assert wide.locator("#published thead th:visible").all_inner_texts() == ["data set", "method", "measured"]
+
+
 def test_the_keyboard_moves_through_a_chart(open_page: Any) -> None:
     page = open_page()
     chart, tip = page.locator("svg.chart").first, page.locator("#tip")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
 import re
 from html.parser import HTMLParser
@@ -235,11 +236,13 @@ def test_measured_stands_beside_published(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(RESULTS))
     text = render(read([tmp_path]))
     (rows,) = Outline(text).tables
-    assert rows[0] == ["method", "alpha", "measure", "measured", "published", "difference", "matched"]
-    assert rows[1] == ["FedAvg", "1", "accuracy", "82 ± 0.25", "80.50 ± 1", "+1.5", "yes"]
-    assert rows[2] == ["FedAdp", "1", "accuracy", "–", "300+", "–", "–"]
-    assert rows[3] == ["FedAdp", "", "rounds", "N/A (94.82) in 2 of 3", "187", "–", "–"]
-    assert rows[4] == ["FedProx", "", "rounds", "86.3 ± 1.7", "99", "−13", "–"]
+    assert rows[0] == ["cell", "method", "alpha", "measure", "measured", "published", "difference", "matched"]
+    assert rows[1][1:] == ["FedAvg", "1", "accuracy", "82 ± 0.25", "80.50 ± 1", "+1.5", "yes"]
+    assert rows[2][1:] == ["FedAdp", "1", "accuracy", "–", "300+", "–", "–"]
+    assert rows[3][1:] == ["FedAdp", "", "rounds", "N/A (94.82) in 2 of 3", "187", "–", "–"]
+    assert rows[4][1:] == ["FedProx", "", "rounds", "86.3 ± 1.7", "99", "−13", "–"]
+    assert [row[0] for row in rows[1:3]] == ["FedAvg, alpha 1, accuracy", "FedAdp, alpha 1, accuracy"]
+    assert "Not the paper's setting" not in html.unescape(text)
     assert "1 of 2 claims hold, 1 not decided" in text and "FedAdp &lt;wins&gt;" in text and "in 2 of 6 cases" in text
     assert "<title>A &lt;table&gt;</title>" in text
     assert re.findall(r'<b class="(\w+)">([\w ]+)</b>', text) == [
@@ -247,6 +250,29 @@ def test_measured_stands_beside_published(tmp_path: Path) -> None:
         ("bad", "failed"),
         ("soft", "not decided"),
     ]
+
+
+def test_what_is_the_same_in_all_rows_is_said_once(tmp_path: Path) -> None:
+    cells = [{"epochs": 1, "alpha": alpha} for alpha in (0, 1)]
+    measured = [{"cell": cell, "measure": "accuracy", "value": 5.5} for cell in cells]
+    (tmp_path / "results.json").write_text(json.dumps({"measured": measured}))
+    text = render(read([tmp_path]))
+    assert Outline(text).tables == [[["alpha", "measured"], ["0", "5.5"], ["1", "5.5"]]]
+    assert "The same in all rows: epochs 1; measure accuracy." in text
+
+
+@pytest.mark.parametrize("plan", [True, False])
+def test_a_smaller_scale_is_told_beside_numbers_and_claims(tmp_path: Path, plan: bool) -> None:
+    results = {"compared": False, "claims": RESULTS["claims"], "published": [{"value": 1.0}]}
+    folder = write_study(tmp_path / "study", results)
+    if not plan:
+        (folder / "config.toml").unlink()
+    text = html.unescape(render(read([folder])))
+    says = ": two of the alphas, 3 rounds" if plan else ""
+    told = f"Not the paper's setting, but scale smoke{says}; numbers stand beside the published ones"
+    assert f"{told}, and none is called a match." in text
+    assert "1 of 2 claims hold, 1 not decided at scale smoke" in text
+    assert "The paper's claims, as they came out at scale smoke:" in text
 
 
 def test_labels_in_a_row_are_apart_though_they_have_commas(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 from fedloom.documents import is_number
 from fedloom.report import settings
-from fedloom.report.markup import Cell, definitions, table, tag, text
+from fedloom.report.figures import slim
+from fedloom.report.homes import cell_words
+from fedloom.report.markup import Cell, definitions, tag, text
 from fedloom.report.runs import Study
 
 Row = Mapping[str, Any]
@@ -21,18 +23,33 @@ def study(one: Study, folded: bool = False) -> str:
     """What was run, how it compares, which claims hold, its picture. What a file does not have is left out."""
     content = one.content
     name = ": ".join(str(part) for part in (one.name, content.get("title")) if part)
-    facts = {key: _fact(key, content[key]) for key in _FACTS if content.get(key) is not None}
-    parts = [definitions(facts, "facts") if facts else ""]
+    own = _bool(content, "compared") is not False
+    here = f" at scale {content['scale']}" if not own and content.get("scale") is not None else ""
+    facts = {key.replace("_", "-"): _fact(key, content[key]) for key in _FACTS if content.get(key) is not None}
+    parts = [definitions(facts, "facts") if facts else "", "" if own else _not_the_papers(one)]
     rows = compared(_rows(content.get("measured")), _rows(content.get("published")))
     parts.append(_numbers(rows) if rows else tag("p", "It holds no measured or published numbers.", class_="note"))
     claims = _rows(content.get("claims"))
     if claims:
+        parts.append("" if own else tag("p", text(f"The paper's claims, as they came out{here}:"), class_="note"))
         parts.append(_claims(claims))
     if one.figure is not None:
         parts.append(_picture(one.figure, name))
-    head = tag("summary", f"{tag('b', text(name))} {text(_verdict(claims))}")
+    verdict = f"{_verdict(claims)}{here}" if claims else ""
+    head = tag("summary", f"{tag('b', text(name))} {text(verdict)}")
     inside = head + "\n".join(filter(None, parts))
     return tag("details", inside) if folded else tag("details", inside, open="")
+
+
+def _not_the_papers(one: Study) -> str:
+    """That this was not the paper's setting, and what its scale says it was, where the study's settings are here."""
+    name = one.content.get("scale")
+    scale = one.plan.scales.get(str(name)) if one.plan is not None else None
+    told = ["Not the paper's setting", *([] if name is None else [f", but scale {name}"])]
+    told += [] if scale is None else [f": {scale.says}"]
+    beside = "; numbers stand beside the published ones, and none is called a match"
+    told.append(f"{beside if _rows(one.content.get('published')) else ''}.")
+    return tag("p", text("".join(told)), class_="note")
 
 
 def _verdict(claims: Sequence[Row]) -> str:
@@ -75,14 +92,19 @@ def _coordinates(row: Row) -> dict[str, str]:
 
 def _numbers(rows: Sequence[tuple[Row, Row | None, Row | None]]) -> str:
     keys = list(dict.fromkeys(key for cell, _, _ in rows for key in cell))
-    judged = any(_bool(theirs, "matched") is not None for _, _, theirs in rows)
-    headings = [*keys, "measured", "published", "difference", *(["matched"] if judged else [])]
+    told = [key for key in keys if len({cell.get(key) for cell, _, _ in rows}) > 1]
+    joined = len(told) > 1  # on a phone they are one column, or the numbers would not be seen
+    headings = [Cell("cell", kind="narrow")] if joined else []
+    headings += [Cell(key, kind="wide" if joined else "") for key in keys]
+    headings += map(Cell, ("measured", "published", "difference", "matched"))
     lines = []
     for cell, ours, theirs in rows:
-        coordinates = [Cell(str(cell.get(key, ""))) for key in keys]
-        verdict = [_MATCHED[_bool(theirs, "matched")]] if judged else []
-        lines.append([*coordinates, _value(ours), _value(theirs), _difference(ours, theirs), *verdict])
-    return table(headings, lines, sortable=True)
+        name = cell_words({key: cell[key] for key in told if key in cell}) if joined else ""
+        coordinates = [Cell(name, kind="narrow")] if joined else []
+        coordinates += [Cell(cell.get(key, ""), kind="wide" if joined else "") for key in keys]
+        verdict = _MATCHED[_bool(theirs, "matched")]
+        lines.append([*coordinates, _value(ours), _value(theirs), _difference(ours, theirs), verdict])
+    return slim(headings, lines, keys)
 
 
 def _value(row: Row | None) -> Cell:
