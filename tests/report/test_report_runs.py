@@ -112,6 +112,7 @@ def test_a_studys_seconds_are_its_own(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "study")
     runs = read([folder]).runs
     assert spent(folder, runs) is None
+    assert not alone(folder, runs[:1])  # one of those that were perhaps trained together
     (folder / "made.json").write_text('{"seconds": 7.5}')
     assert spent(folder, runs) == 7.5
     (folder / "results.json").write_text('{"seconds": 9.5}')

@@ -126,10 +126,13 @@ def read(directories: Iterable[Path]) -> Found:
 def alone(group: Path, runs: Sequence[Run]) -> bool:
     """Whether a folder's runs are known to be trained one by one, as an experiment's are: its summary lists them.
 
-    Runs that were trained as one program each have the seconds of all of it, and nothing says which they were.
+    A study's and a tuning's may be trained as one program: each has the seconds of all of it, and nothing says which
+    they were. Nor does it of runs from Python.
     """
+    if len(runs) == 1:
+        return runs[0].told.folder is None
     listed = {entry.get("directory") for entry in _listed(group / SUMMARY)}
-    return len(runs) == 1 or all(run.path.name in listed for run in runs)
+    return all(run.path.name in listed for run in runs)
 
 
 def spent(group: Path, runs: Sequence[Run]) -> float | None:
