@@ -23,6 +23,7 @@ from fedloom.experiments.results import Key, Result, key, without
 from fedloom.experiments.study import Study
 from fedloom.experiments.study_legend import Look, add_legend, handle, nth_look, published_handle
 from fedloom.experiments.study_sections import FULL, MEASURE, Cell, FigureSection, Measure, picked
+from fedloom.experiments.words import cell_words, numbers_of
 from fedloom.report.palette import FAINT, INK
 from fedloom.report.plots import STYLE, Floats, logarithmic, percent, thousands, write_png
 
@@ -68,7 +69,7 @@ def draw(study: Study, curves: Curves, found: Sequence[Result], numbers: Mapping
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
     for axes, (metric, x, panel) in zip(grid.flat, panels, strict=False):
-        axes.set_title(panel_title(panel))
+        axes.set_title(cell_words(panel))
         axes.grid(axis="y", color=FAINT, linewidth=0.8)
         axes.set_axisbelow(True)
         if wanted.kind == "curves":
@@ -83,15 +84,6 @@ def draw(study: Study, curves: Curves, found: Sequence[Result], numbers: Mapping
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
     _name(figure, study, wanted, looks, lines, wanted.kind != "curves" and bool(numbers))
     return figure
-
-
-def panel_title(panel: Cell) -> str:
-    """The values that a panel is of; a bare number says of which axis.
-
-    >>> panel_title({"data set": "MNIST", "epochs": "1", "clients per round": "5"})
-    'MNIST, epochs 1, clients per round 5'
-    """
-    return ", ".join(f"{axis} {value}" if _numeric([value]) else value for axis, value in panel.items())
 
 
 def _panels(study: Study, wanted: FigureSection, places: Sequence[Cell], curves: Curves) -> list[tuple[str, str, Cell]]:
@@ -255,7 +247,7 @@ def _draw_measure(
 ) -> None:
     x = wanted.across[0]
     names = [value for value in study.values(x) if any(result.cell.get(x) == value for result in found)]
-    places = _numeric(names) if wanted.kind == "lines" else None
+    places = numbers_of(names) if wanted.kind == "lines" else None
     if places and not all(map(math.isfinite, places)):
         places = None  # a name for want of bounds, which has no place on an axis
     at = places or [float(index) for index in range(len(names))]
@@ -327,10 +319,3 @@ def _with_room(places: Sequence[float]) -> list[int]:
         elif index == len(places) - 1 and len(kept) > 1:
             kept[-1] = index
     return kept
-
-
-def _numeric(names: Sequence[str]) -> list[float] | None:
-    try:
-        return [float(name) for name in names]
-    except ValueError:
-        return None

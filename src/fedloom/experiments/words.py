@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from fedloom.experiments.measures import Measured
 from fedloom.experiments.published import Published
@@ -68,3 +68,20 @@ def only_words(axis: str, values: Iterable[str]) -> str:
     'setting=E 1,"E 1, C 0.05"'
     """
     return f"{axis}={','.join(json.dumps(value) if ',' in value else value for value in values)}"
+
+
+def cell_words(cell: Mapping[str, str]) -> str:
+    """The values of a cell; a bare number says of which axis.
+
+    >>> cell_words({"data set": "MNIST", "epochs": "1", "clients per round": "5"})
+    'MNIST, epochs 1, clients per round 5'
+    """
+    return ", ".join(f"{axis} {value}" if numbers_of([value]) else value for axis, value in cell.items())
+
+
+def numbers_of(names: Sequence[str]) -> list[float] | None:
+    """The names as numbers; None where one is no number."""
+    try:
+        return [float(name) for name in names]
+    except ValueError:
+        return None

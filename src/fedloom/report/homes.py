@@ -63,15 +63,6 @@ class Homes:
         return Told()
 
 
-def cell_words(cell: Cell) -> str:
-    """A cell's name, as over the panels of its study's picture."""
-    if not cell:
-        return ""
-    from fedloom.experiments.study_plots import panel_title  # and matplotlib with it
-
-    return panel_title(cell)
-
-
 def plan(folder: Path) -> Study | None:
     """The study as its folder's settings have it; None where they are no study's, or one's that is no longer read."""
     path = folder / CONFIG

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedloom.documents import is_number
+from fedloom.experiments.words import cell_words
 from fedloom.report import settings
 from fedloom.report.figures import slim
-from fedloom.report.homes import cell_words
 from fedloom.report.markup import Cell, definitions, tag, text
 from fedloom.report.runs import Study
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedloom.experiments.words import cell_words
 from fedloom.report import settings
-from fedloom.report.homes import cell_words
 from fedloom.report.palette import DASHES, LINES, Look
 from fedloom.report.runs import Run
 from fedloom.rundir import MACHINE
