@@ -71,12 +71,18 @@ def only_words(axis: str, values: Iterable[str]) -> str:
 
 
 def cell_words(cell: Mapping[str, str]) -> str:
-    """The values of a cell; a bare number says of which axis.
+    """The values of a cell; a bare number says of which axis, and so does `with`.
 
-    >>> cell_words({"data set": "MNIST", "epochs": "1", "clients per round": "5"})
-    'MNIST, epochs 1, clients per round 5'
+    >>> cell_words({"data set": "MNIST", "epochs": "1", "clients per round": "5", "FedGLAD": "without"})
+    'MNIST, epochs 1, clients per round 5, without FedGLAD'
     """
-    return ", ".join(f"{axis} {value}" if numbers_of([value]) else value for axis, value in cell.items())
+
+    def words(axis: str, value: str) -> str:
+        if value in ("with", "without"):
+            return f"{value} {axis}"
+        return f"{axis} {value}" if numbers_of([value]) else value
+
+    return ", ".join(words(axis, value) for axis, value in cell.items())
 
 
 def numbers_of(names: Sequence[str]) -> list[float] | None:
