@@ -44,6 +44,7 @@ class Functional:
     names: Mapping[str, str] = field(default_factory=dict)  # the module's state, by key: which leaf it is
     lowered: bool = False  # use the stacked forms of operations: for a forward under `vmap`
     compute: torch.dtype | None = None  # of the forward in training, where it is not the parameters' own
+    computed: Params = field(default_factory=dict)  # the constants as that forward computes with them
 
     @staticmethod
     def of(task: Task, seed: int, device: torch.device, dtype: torch.dtype | None = None) -> Functional:
@@ -126,11 +127,15 @@ class Functional:
         """As in training: computed in the precision that was asked for, and of the parameters' own dtype."""
         if self.compute is None:
             return self.output(params, buffers, x)
-        leaves = {
-            name: leaf if name in self._whole else cast(leaf, self.compute)
-            for name, leaf in {**self.constants, **params}.items()
-        }
+        leaves = {**self.computed, **self._short(params, self.compute)}
         return cast(self.output(leaves, buffers, cast(x, self.compute)), floating_dtype(params))
+
+    def computing_in(self, dtype: torch.dtype) -> Functional:
+        """The same model, whose forward in training is in that dtype; what does not train is cast once."""
+        return replace(self, compute=dtype, computed=self._short(self.constants, dtype))
+
+    def _short(self, leaves: Params, dtype: torch.dtype) -> Params:
+        return {name: leaf if name in self._whole else cast(leaf, dtype) for name, leaf in leaves.items()}
 
     @cached_property
     def _whole(self) -> frozenset[str]:

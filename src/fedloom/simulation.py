@@ -222,7 +222,7 @@ def _run_all(runs: Sequence[dict[str, Any]], how: _How, target: torch.device) ->
     )
     job = Job(first.functional, first.algorithm, first.trained_on, first.batching)
     if how.precision == "bfloat16":
-        job = replace(job, functional=replace(job.functional, compute=torch.bfloat16))
+        job = replace(job, functional=job.functional.computing_in(torch.bfloat16))
     shortcuts: Sequence[ServerGraphs | None] = [None] * len(runs)
     if target.type == "cuda" and ranks.world == 1:
         shortcuts = servers(len(runs))

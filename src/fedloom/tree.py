@@ -127,4 +127,5 @@ class Layout:
 def into_digest(digest: Any, name: str, leaf: Tensor) -> None:
     """Its name, shape and numbers: the same on every device."""
     digest.update(f"{name}: {leaf.dtype} {tuple(leaf.shape)}\n".encode())
-    digest.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    dense = leaf if leaf.layout == torch.strided else leaf.to_dense()
+    digest.update(dense.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

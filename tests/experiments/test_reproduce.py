@@ -305,13 +305,18 @@ def test_an_unfinished_study_is_told_up_to_the_round_that_all_its_runs_have(file
     assert "so far: 4 rounds of 4 of 8 runs" in said and "none is called a match" in said
     assert told["runs"] == 4 and not told["compared"] and "--set experiment.rounds=4" in told["command"]
     assert all(path.stat().st_mtime_ns == when for path, when in before.items())  # nothing was run
-    (out / runs(study)[0].slug / "metrics.jsonl").write_text('{"round": 0}\n')
-    with pytest.raises(FedloomError, match="expected tests of all runs that were begun, got one without any yet"):
-        ran(study, out, file, so_far=True)
     shorter = read_study(file, ["experiment.rounds=4"])
     again, _ = ran(shorter, tmp_path / "shorter", file)
     found = {json.dumps(each["cell"]): each["values"] for each in again["measured"]}
     assert all(found[json.dumps(each["cell"])] == each["values"] for each in told["measured"])
+    for number, run in enumerate(runs(study)):
+        if (metrics := out / run.slug / "metrics.jsonl").exists():
+            metrics.write_text('{"round": 0}\n')
+            if not number:
+                told, said = ran(study, out, file, so_far=True)
+                assert "left out, for want of a first test: 1 of those" in said and told["runs"] == 3
+    with pytest.raises(FedloomError, match="expected a test of one of the runs that were begun, got none yet"):
+        ran(study, out, file, so_far=True)
 
 
 def test_a_run_that_ended_at_its_target_does_not_cut_the_others_short(file: Path, tmp_path: Path) -> None:
@@ -555,23 +560,36 @@ def test_runs_of_another_study_are_taken_where_the_settings_are_the_same(file: P
 def test_files_that_are_not_here_are_told_before_training_with_what_can_be_run(tmp_path: Path) -> None:
     apart = 'data = { name = "mnist", partition = "iid", clients = 12 }'
     text = PLAIN.replace("values.FedAvg = {}", f"values.FedAvg = {{ {apart} }}")
-    study = read_study(text.replace('says = "one seed"', 'says = "one seed"\nstand_in = "digits"'))
+    text = text.replace('says = "one seed"', 'says = "one seed"\nstand_in = "digits"')
+    there = 'data = { name = "digits", partition = "iid", clients = 12 }'
+    study = read_study(text.replace("set = { seeds = [0] }", f"set = {{ seeds = [0], {there} }}"))
     for folder in ("data", "out"):
         (tmp_path / folder).mkdir()
     told = r"mnist: expected .*; without it: --only method=FedAdp; with what stands in for it: --scale smoke$"
     with pytest.raises(FedloomError, match=told):
         reproduce.reproduce(study, tmp_path / "out", data_folder=tmp_path / "data", quiet=True)
     assert not list((tmp_path / "out").glob("*/seed*"))
+    with pytest.raises(FedloomError, match=r"; without it: --only method=FedAdp$"):  # smoke lacks the same files
+        reproduce.reproduce(read_study(text), tmp_path / "out", data_folder=tmp_path / "data", quiet=True)
 
 
 def test_runs_on_other_rows_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings name the data; what was in the files is in the fingerprint."""
-    study = read_study(PLAIN, scale="smoke")
+    text = PLAIN.replace("values = [1, 2]", "values = [1]").replace(
+        "values.FedAvg = {}", 'values.FedAvg = { "algorithm.client_lr" = 1e38 }'
+    )
+    study = read_study(text, scale="smoke")
     ran(study, tmp_path / "one")
-    for path in (tmp_path / "one").glob("*/seed0/summary.json"):
-        path.write_text(json.dumps(documents.read_json(path) | {"data_fingerprint": "another"}))
+    shutil.copytree(tmp_path / "one", tmp_path / "good")
     missing = runs(study)
+    found = [path for run in missing for path in (tmp_path / "one" / run.slug).glob("summary.json")]
+    said = [documents.read_json(path) for path in found]
+    assert ["diverged" in each for each in said] == [True, False] and said[1]["data_fingerprint"]
+    for path, each in zip(found, said, strict=True):
+        path.write_text(json.dumps(each | {"data_fingerprint": "another"}))
     assert adoption.adopt(missing, tmp_path / "two", [tmp_path / "one"]) == 0
+    both = [tmp_path / "one", tmp_path / "good"]  # each run by itself
+    assert adoption.adopt(missing, tmp_path / "three", both) == len(missing)
 
     def gone(*_: Any) -> Any:
         raise FedloomError("digits: expected its files, got nothing")

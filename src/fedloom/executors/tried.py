@@ -48,6 +48,8 @@ def draws(job: Job) -> bool:
         except ValueError:
             return False  # batch norm on one value: the training itself will say which client
         except (RuntimeError, IndexError, TypeError) as error:
+            if job.functional.compute is not None:  # a mistake in any precision is told as one
+                draws(dataclasses.replace(job, functional=dataclasses.replace(job.functional, compute=None)))
             raise FedloomError(_mismatch(job, error)) from error
         after = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         changed = any(not torch.equal(a, b) for a, b in zip(cuda, after, strict=True))

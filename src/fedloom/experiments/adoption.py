@@ -44,7 +44,6 @@ class Run:
 
     experiment: Experiment
     folder: Path
-    root: Path  # of all runs that were taken together
 
     @property
     def finished(self) -> bool:
@@ -73,7 +72,7 @@ def adopt(
 ) -> int:
     """Copy runs with the same training, and all that is wanted of it, from other folders; returns how many.
 
-    Data are read, to the `shelf`: a file of each other folder's for each kind of rows.
+    Data are read, to the `shelf`, to compare them with what the others were trained on, and for another clock.
     """
     there: dict[str, list[Run]] = {}
     for had in _begun(others):
@@ -88,28 +87,28 @@ class _Files:
 
     folder: Path | None
     shelf: Shelf
-    known: dict[tuple[str, Path], bool] = field(default_factory=dict)
+    known: dict[str, str | None] = field(default_factory=dict)
 
     def timed(self, records: Records, wanted: Experiment) -> Iterable[dict[str, Any]]:
         return timed(records, wanted, self.folder, self.shelf)
 
     def are_those_of(self, had: Run, wanted: Experiment) -> bool:
-        """Whether the run was trained on what is here now; one of a folder tells for all with the same rows."""
-        place = build.rows_of(wanted), had.root
-        if place not in self.known:
-            print = had.fingerprint()
-            self.known[place] = print is None or self._fingerprint(wanted) in (None, print)
-        return self.known[place]
+        """Whether the run was trained on what is here now, as far as it says and the files are here."""
+        print = had.fingerprint()
+        return print is None or self._fingerprint(wanted) in (None, print)
 
     def _fingerprint(self, wanted: Experiment) -> str | None:
-        """None where the files are not here."""
-        try:
-            data = build.build_federation(wanted, self.folder, self.shelf)
-        except FedloomError:
-            return None
-        dtype = build.build_options(wanted, data).get("dtype")
         pooled = build.build_algorithm(wanted.algorithms[0]).work.pooled
-        return (data.pooled if pooled else data).to(dtype=dtype).fingerprint()
+        place = repr((wanted.data, wanted.validation, wanted.dtype, pooled))
+        if place not in self.known:
+            try:
+                data = build.build_federation(wanted, self.folder, self.shelf)
+            except FedloomError:
+                self.known[place] = None
+            else:
+                dtype = build.build_options(wanted, data).get("dtype")
+                self.known[place] = (data.pooled if pooled else data).to(dtype=dtype).fingerprint()
+        return self.known[place]
 
 
 def _begun(folders: Iterable[Path]) -> Iterator[Run]:
@@ -121,7 +120,7 @@ def _begun(folders: Iterable[Path]) -> Iterator[Run]:
                 (config.parent / name).exists() for name in (METRICS, SUMMARY)
             ):  # or it diverged at once
                 with suppress(FedloomError):  # a run of a script's, or of Flower's
-                    yield Run(read(config), config.parent, folder)
+                    yield Run(read(config), config.parent)
 
 
 def _take(run: StudyRun, folder: Path, able: Sequence[Run], out: Path, files: _Files) -> bool:

@@ -96,13 +96,6 @@ def build_federation(
     return data if experiment.validation is None else hold_out(data, experiment.validation, experiment.data.seed)
 
 
-def rows_of(experiment: Experiment) -> str:
-    """Equal for experiments that read the same rows, whoever owns them."""
-    own = catalog.options_of(experiment.data.name)
-    options = {name: value for name, value in experiment.data.options().items() if name in own}
-    return repr((experiment.data.name, sorted(options.items())))
-
-
 def build_task(spec: ModelSection, data: FederatedData, folder: Path | None = None) -> Task:
     """The model, with as many inputs and classes as the data have; one from files may lie in the data's `folder`."""
     entry = MODELS[spec.name]

@@ -55,18 +55,19 @@ def reproduce(
     wanted = runs(study)
     _check_folder(study, out)
     import_torch()
+    again = (out / CONFIG).exists() and (out / CONFIG).read_text(encoding="utf-8") == study.to_toml()
     if so_far:
         from fedloom.experiments.study_runs import begun
 
         outcomes, rounds, left_out = begun(wanted, out, data_folder)
         if rounds < max(run.experiment.rounds for run, _ in outcomes):
             study = study.model_copy(update={"overrides": {**study.overrides, "rounds": rounds}})
-    _introduce(study, wanted, console, (out / CONFIG).exists())
+    _introduce(study, wanted, console, again)
     began, line = time.perf_counter(), command(study, file)
     if so_far:
         say(console, f"so far: {rounds:,} rounds of {len(outcomes):,} of {len(wanted):,} runs")
-        if left_out:
-            say(console, left_out)
+        for words in left_out:
+            say(console, words)
     else:
         from fedloom.experiments.build import check_device
         from fedloom.experiments.stacks import outcome
@@ -107,10 +108,10 @@ def _check_folder(study: Study, out: Path) -> None:
             raise FedloomError(f"{out}: expected a new folder or one of {study.id!r}, got {got}: choose another --out")
 
 
-def _introduce(study: Study, wanted: Sequence[StudyRun], console: Console, again: bool) -> None:
-    """What this is, what its scale changes, how much there is to run; the first time which readings of the paper apply.
+def _introduce(study: Study, wanted: Sequence[StudyRun], console: Console, again: bool = False) -> None:
+    """What this is, what its scale changes, how much there is to run, which readings of the paper concern that.
 
-    Only those that concern what is run are told.
+    Those are told once: not where the same was asked for before.
     """
     say(console, f"{study.id}: {study.title}", "bold")
     say(console, study.paper)
@@ -125,7 +126,7 @@ def _introduce(study: Study, wanted: Sequence[StudyRun], console: Console, again
     experiments = [run.experiment for run in wanted]
     doubts = [each for each in conflicts(study.conflicts) if study.facts is not None or each.concerns(experiments)]
     if again:
-        say(console, f"{len(study.notes)} notes and {len(doubts)} readings of the paper: as when it began")
+        say(console, "notes and readings of the paper: as when it began")
         return
     for note in study.notes:
         say(console, f"note: {note}")
@@ -223,7 +224,7 @@ def _tell_facts(
     from fedloom.experiments.study_table import print_table
 
     _check_folder(study, out)
-    _introduce(study, [], console, (out / CONFIG).exists())
+    _introduce(study, [], console)
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / CONFIG, study.to_toml())
     began = time.perf_counter()

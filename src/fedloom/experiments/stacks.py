@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from fedloom.accounting import LEDGER
 from fedloom.callbacks import Callback
-from fedloom.data.catalog import Shelf
+from fedloom.data.catalog import Shelf, options_of
 from fedloom.differences import difference
 from fedloom.documents import left_behind, read_records
 from fedloom.errors import Changed, Damaged, Diverged, FedloomError
@@ -75,9 +75,11 @@ def stacks(runs: Iterable[P], most: int = MOST) -> list[list[P]]:
 
 def stack_key(experiment: Experiment) -> str:
     """What runs of one stack share: the rows, the model, the shape of the work, the clients up to their rate."""
+    own = options_of(experiment.data.name)
+    rows = {name: value for name, value in experiment.data.options().items() if name in own}
     work = client_work(build.build_algorithm(experiment.algorithms[0]))
     shape = {name: getattr(experiment, name) for name in _SHARED}
-    return repr((build.rows_of(experiment), experiment.model.model_dump(), shape, work))
+    return repr((experiment.data.name, sorted(rows.items()), experiment.model.model_dump(), shape, work))
 
 
 def _stacks_well(experiment: Experiment) -> bool:
@@ -173,6 +175,7 @@ def _keep_diverged(run: StackRun, history: History, error: Diverged) -> None:
             "final": history.rounds[-1] if history.rounds else {},
             "seconds": history.seconds,
             "resolved": history.resolved,
+            "data_fingerprint": newest(run.folder).notes.get("data_fingerprint"),
             "diverged": str(error),
         }
     )

@@ -185,10 +185,15 @@ class Study(Section):
         """What is not the paper's own, in all cells or in some of those that are run."""
         places = [where for where in self.places if where.stand_in]
         there = [[where for where in places if picked(cell, where.cell)] for cell in (cells(self) if places else ())]
+
+        def applies(own: Sequence[Where], place: int) -> bool:
+            return not any(own[place].set.keys() <= later.set.keys() for later in own[place + 1 :])
+
+        kept = [each for own in there for place, each in enumerate(own) if applies(own, place)]
         told = [
             f"{', '.join(map(_or, where.cell.values()))}: {where.stand_in}"
             for where in places
-            if any(where is last for own in there for last in own[-1:])  # later ones win, as in what they set
+            if any(where is each for each in kept)
         ]
         return "; ".join([*([self.standing_in] if self.standing_in else []), *told]) or None
 

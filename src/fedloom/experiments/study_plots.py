@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from os import PathLike
 from textwrap import fill
 from typing import Any
@@ -117,8 +118,8 @@ def _name(
 
 def _has_curve(metric: str, panel: Cell, curves: Curves) -> bool:
     runs = [run for cell, outcomes in curves if panel.items() <= cell.items() for run in outcomes]
-    records = [record for run in runs for record in run.rounds]
-    return any(record.get(name) is not None for name in matching(metric, records) for record in records)
+    records = (record for run in runs for record in run.rounds)
+    return any(value is not None and fnmatchcase(name, metric) for record in records for name, value in record.items())
 
 
 def _measure(study: Study, wanted: FigureSection) -> Measure | None:

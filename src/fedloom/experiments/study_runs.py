@@ -24,7 +24,7 @@ from fedloom.experiments.clocks import timed, twins
 from fedloom.experiments.measures import Outcome
 from fedloom.experiments.origins import remember
 from fedloom.experiments.runner import rounds_bar, say
-from fedloom.experiments.study import Study, StudyRun
+from fedloom.experiments.study import Study, StudyRun, runs
 from fedloom.experiments.words import only_words
 from fedloom.rundir import CONFIG, SUMMARY, write_whole
 
@@ -51,7 +51,7 @@ def run_all(
         say(console, f"{done:,} of {len(wanted):,} runs are finished and not run again")
     if not missing:
         return
-    _check_files(study, missing, data_folder)
+    _check_files(study, wanted, missing, data_folder)
     groups = trainings(wanted, out)
     trained = [run for run, *_ in groups]
     if clocks := len(missing) - len(unfinished(trained, out)):
@@ -68,40 +68,56 @@ def run_all(
         raise KeyboardInterrupt(f"interrupted with {over} finished, kept in {out}: the same command goes on") from None
 
 
-def _check_files(study: Study, missing: Sequence[StudyRun], data_folder: Path | None) -> None:
+def _check_files(
+    study: Study, wanted: Sequence[StudyRun], missing: Sequence[StudyRun], data_folder: Path | None
+) -> None:
     """An error, before hours of training, where the files of some cells are not here: with what can be run without."""
-    lacking: dict[str, FedloomError] = {}
-    for run in missing:
-        data = run.experiment.data
-        if RELEASES[data.name].layouts:
-            try:
-                places.locate(data.name, data_folder, data.options().get("layout"))
-            except FedloomError as error:
-                lacking[run.slug] = error
+    lacking = _lacking(missing, data_folder)
     if not lacking:
         return
-    hints = [f"without it: --only {shlex.quote(part)}" for part in _without(study, missing, lacking)]
-    scales = [name for name in study.scales if study.at(name).stand_ins]
+    hints = [f"without it: --only {shlex.quote(part)}" for part in _without(study, wanted, lacking)]
+    others = {name: study.at(name).model_copy(update={"asked": {}}) for name in study.scales}
+    scales = [name for name, each in others.items() if each.stand_ins and not _lacking(runs(each), data_folder)]
     hints += [f"with what stands in for it: --scale {' or '.join(scales)}"] if scales else []
     raise FedloomError("; ".join([str(next(iter(lacking.values()))), *hints]))
 
 
-def _without(study: Study, missing: Sequence[StudyRun], lacking: Collection[str]) -> list[str]:
+def _lacking(some: Iterable[StudyRun], data_folder: Path | None) -> dict[str, FedloomError]:
+    """The runs whose data's files are not here, and what is said of that."""
+    found: dict[str, FedloomError] = {}
+    known: dict[str, FedloomError | None] = {}
+    for run in some:
+        data = run.experiment.data
+        layout = data.options().get("layout")
+        place = f"{data.name} {layout}"
+        if place not in known:
+            known[place] = None
+            try:
+                if RELEASES[data.name].layouts:
+                    places.locate(data.name, data_folder, layout)
+            except FedloomError as error:
+                known[place] = error
+        if (said := known[place]) is not None:
+            found[run.slug] = said
+    return found
+
+
+def _without(study: Study, wanted: Sequence[StudyRun], lacking: Collection[str]) -> list[str]:
     """The axis whose values tell the runs apart that lack files, with the others' values; none where no axis does."""
     for axis in (each.name for each in study.shown):
-        gone = {run.cell[axis] for run in missing if run.slug in lacking}
-        there = dict.fromkeys(run.cell[axis] for run in missing if run.slug not in lacking)
+        gone = {run.cell[axis] for run in wanted if run.slug in lacking}
+        there = dict.fromkeys(run.cell[axis] for run in wanted if run.slug not in lacking)
         if there and not gone & there.keys():
             return [only_words(axis, there)]
     return []
 
 
-def unfinished(runs: Iterable[StudyRun], out: Path) -> list[StudyRun]:
-    return [run for run in runs if not stacks.finished(run.experiment, out / run.slug)]
+def unfinished(some: Iterable[StudyRun], out: Path) -> list[StudyRun]:
+    return [run for run in some if not stacks.finished(run.experiment, out / run.slug)]
 
 
-def _over(runs: Iterable[StudyRun], out: Path) -> int:
-    return sum((out / run.slug / SUMMARY).exists() for run in runs)
+def _over(some: Iterable[StudyRun], out: Path) -> int:
+    return sum((out / run.slug / SUMMARY).exists() for run in some)
 
 
 def trainings(wanted: Sequence[StudyRun], out: Path) -> list[list[StudyRun]]:
@@ -198,11 +214,11 @@ class _OnTheWay:
 
 def begun(
     wanted: Sequence[StudyRun], out: Path, data_folder: Path | None
-) -> tuple[list[tuple[StudyRun, Outcome]], int, str]:
+) -> tuple[list[tuple[StudyRun, Outcome]], int, list[str]]:
     """What the runs that were begun have come to, up to a test that all of them share, and how many rounds that is.
 
     What differs in its clock alone is told from the one of them that came furthest; where the data for that are not
-    here it is left out, which the last of the three says.
+    here it is left out, as what has not come to a test: the last of the three says so.
     """
     there: dict[str, tuple[Outcome, int | None]] = {}
     for run in wanted:
@@ -217,13 +233,17 @@ def begun(
 
     groups = [alike for alike in twins(wanted) if any(run.slug in there for run in alike)]
     furthest = [max((run for run in alike if run.slug in there), key=reached) for alike in groups]
-    most = max(run.experiment.rounds for run in furthest)
-    rounds = int(min(most, *map(reached, furthest)))
-    if not rounds:
-        raise FedloomError(f"{out}: expected tests of all runs that were begun, got one without any yet")
+    tested = [(alike, first) for alike, first in zip(groups, furthest, strict=True) if reached(first)]
+    if not tested:
+        raise FedloomError(f"{out}: expected a test of one of the runs that were begun, got none yet")
+    most = max(run.experiment.rounds for _, run in tested)
+    rounds = int(min(most, *(reached(first) for _, first in tested)))
+    left_out = []
+    if untested := len(furthest) - len(tested):
+        left_out.append(f"left out, for want of a first test: {untested:,} of those that were begun")
     found: dict[str, Outcome] = {}
     shelf, lacking = Shelf(), ""
-    for alike, first in zip(groups, furthest, strict=True):
+    for alike, first in tested:
         for run in alike:
             own = run.slug in there and reached(run) >= rounds
             left, _ = there[run.slug if own else first.slug]
@@ -234,7 +254,8 @@ def begun(
                 lacking = f"what differs from others in its clock alone is left out: {error}"
             else:
                 found[run.slug] = replace(left, rounds=told, target=run.target)
-    return [(run, found[run.slug]) for run in wanted if run.slug in found], rounds, lacking
+    left_out += [lacking] if lacking else []
+    return [(run, found[run.slug]) for run in wanted if run.slug in found], rounds, left_out
 
 
 def estimate(missing: Sequence[StudyRun], left: Mapping[str, int], data_folder: Path | None) -> dict[str, float]:

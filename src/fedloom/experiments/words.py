@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import csv
+import io
 from collections.abc import Iterable, Mapping, Sequence
 
 from fedloom.experiments.measures import Measured
@@ -67,7 +68,9 @@ def only_words(axis: str, values: Iterable[str]) -> str:
     >>> only_words("setting", ["E 1", "E 1, C 0.05"])
     'setting=E 1,"E 1, C 0.05"'
     """
-    return f"{axis}={','.join(json.dumps(value) if ',' in value else value for value in values)}"
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(values)
+    return f"{axis}={line.getvalue()}"
 
 
 def cell_words(cell: Mapping[str, str]) -> str:

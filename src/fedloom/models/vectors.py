@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import islice
@@ -49,10 +50,10 @@ def _opened(path: Path) -> BinaryIO:
 
 @lru_cache(maxsize=1)  # a study's runs have the same, and a file of them is up to a gigabyte
 def _read(path: Path, stamp: tuple[int, int], words: tuple[str, ...]) -> Tensor:
-    rows = {word.encode(errors="replace"): row for row, word in enumerate(words, start=1)}
+    rows = {word.encode(errors="surrogatepass"): row for row, word in enumerate(words, start=1)}
     found = set()
     with _opened(path) as lines:
-        width = max((len(line.split()) - 1 for line in islice(lines, 2)), default=0)
+        [(width, _)] = Counter(len(line.split()) - 1 for line in islice(lines, 100)).most_common(1) or [(0, 0)]
         matrix = np.zeros((len(words) + 1, max(width, 0)), np.float32)
         lines.seek(0)
         for number, line in enumerate(lines, start=1):

@@ -57,8 +57,8 @@ class Homes:
         if len(above) > 1:
             if above[1] not in self._cells:
                 self._cells[above[1]] = _titles(above[1])
-            if title in self._cells[above[1]]:
-                place, cell = self._cells[above[1]][str(title)]
+            if isinstance(title, str) and title in self._cells[above[1]]:
+                place, cell = self._cells[above[1]][title]
                 return Told(above[1], place, cell)
         return Told()
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedloom.documents import is_number
+from fedloom.experiments.study_sections import FULL
 from fedloom.experiments.words import cell_words
 from fedloom.report import settings
 from fedloom.report.figures import slim
@@ -24,7 +25,7 @@ def study(one: Study, folded: bool = False) -> str:
     content = one.content
     name = ": ".join(str(part) for part in (one.name, content.get("title")) if part)
     own = _bool(content, "compared") is not False
-    here = f" at scale {content['scale']}" if not own and content.get("scale") is not None else ""
+    here = "" if own or content.get("scale") in (None, FULL) else f" at scale {content['scale']}"
     facts = {key.replace("_", "-"): _fact(key, content[key]) for key in _FACTS if content.get(key) is not None}
     parts = [definitions(facts, "facts") if facts else "", "" if own else _not_the_papers(one)]
     rows = compared(_rows(content.get("measured")), _rows(content.get("published")))
@@ -45,8 +46,9 @@ def _not_the_papers(one: Study) -> str:
     """That this was not the paper's setting, and what its scale says it was, where the study's settings are here."""
     name = one.content.get("scale")
     scale = one.plan.scales.get(str(name)) if one.plan is not None else None
-    told = ["Not the paper's setting", *([] if name is None else [f", but scale {name}"])]
-    told += [] if scale is None else [f": {scale.says}"]
+    told = ["Not the paper's setting"]
+    if name not in (None, FULL):  # at which the command, or what stands in, says what is another
+        told += [f", but scale {name}", *([] if scale is None else [f": {scale.says}"])]
     beside = "; numbers stand beside the published ones, and none is called a match"
     told.append(f"{beside if _rows(one.content.get('published')) else ''}.")
     return tag("p", text("".join(told)), class_="note")

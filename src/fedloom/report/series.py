@@ -120,7 +120,8 @@ def _labels(
 def _looks(names: Sequence[str], groups: Sequence[str]) -> list[Look]:
     """One colour for a name in all folders, and other dashes in each; of a folder's several the nth have one colour.
 
-    Once the colours are used up, each folder takes more kinds of dashes.
+    Once the colours are used up, each folder takes more kinds of dashes; where these would not do, all lines differ and
+    tell no more than that.
 
     >>> _looks(["FedAvg", "FedYogi", "FedAvg"], ["monday", "monday", "tuesday"])
     [Look(colour=0, dash=0), Look(colour=1, dash=0), Look(colour=0, dash=1)]
@@ -133,6 +134,8 @@ def _looks(names: Sequence[str], groups: Sequence[str]) -> list[Look]:
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     folders = {group: number for number, group in enumerate(dict.fromkeys(groups))}
     laps = -(-len(numbers) // len(LINES))
+    if len(folders) * laps > DASHES:
+        return [Look(number % len(LINES), number // len(LINES) % DASHES) for number in range(len(keys))]
     looks = []
     for key, group in zip(keys, groups, strict=True):
         lap, colour = divmod(numbers[key], len(LINES))
