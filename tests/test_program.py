@@ -281,6 +281,11 @@ def test_a_model_that_cannot_compute_in_bfloat16_is_told(executor: str) -> None:
         run(Shifted, fl.fedavg(0.1), precision="bfloat16", dtype=torch.float32, executor=executor)
 
 
+def test_a_mistake_in_any_precision_is_not_blamed_on_one() -> None:
+    with pytest.raises(fl.FedloomError, match=r"its loss failed on examples of .* shapes cannot be multiplied"):
+        run(lambda: nn.Linear(7, 4), fl.fedavg(0.1), precision="bfloat16", dtype=torch.float32)
+
+
 def test_updates_in_place_leave_the_bits_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     momentum = fl.fedavg(0.1, client_optimizer="momentum")
     cases = [(Dense, fl.fedavg(0.1)), (plain, momentum), (plain, fl.fedprox(0.1, mu=0.5)), (plain, fl.scaffold(0.1))]

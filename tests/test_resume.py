@@ -353,6 +353,23 @@ def test_another_part_that_does_not_train_is_refused(tmp_path: Path) -> None:
     assert resumed.resolved["resumed"]["round"] and len(resumed.rounds) == 4
 
 
+def test_what_is_sparse_and_does_not_train_has_a_digest(tmp_path: Path) -> None:
+    """The neighbours in a graph, say."""
+
+    class Graph(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = torch.nn.Linear(6, 4)
+            self.register_buffer("neighbours", torch.eye(6, dtype=torch.float64).to_sparse(), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last((self.neighbours @ x.T).T)
+
+    data = classification([6, 7, 8])
+    options: dict[str, Any] = {"rounds": 1, "cohort": 2, "dtype": torch.float64, "executor": "loop"}
+    fl.simulate(fl.Task(Graph), data, fl.fedavg(0.1), run_dir=tmp_path / "run", **options)
+
+
 def test_other_data_are_refused_and_a_script_can_resume_too(tmp_path: Path) -> None:
     grown = {"cohort": lambda t: 2 if t < 2 else 3}
     options: dict[str, Any] = {"rounds": 4, "dtype": torch.float64, "executor": "loop", **grown}

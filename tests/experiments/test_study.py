@@ -213,6 +213,11 @@ def test_a_stand_in_at_a_scale_or_in_a_cell_is_not_compared() -> None:
     assert both.stand_ins == "digits; FedAdp: half of it"
     asked = read_study(edited(("[[measures]]", where)), asked=["method=FedAvg"])
     assert asked.stand_ins is None  # none of its cells
+    other = '[[where]]\ncell = { method = "FedAdp" }\nset = { KEY }\nstand_in = "another"\n\n'
+    first = '[[where]]\ncell = { method = "FedAdp" }\nset = { epochs = 2 }\nstand_in = "one"\n\n'
+    for key, said in (("epochs = 3", "FedAdp: another"), ("cohort = 2", "FedAdp: one; FedAdp: another")):
+        both = read_study(edited(("[[measures]]", first + other.replace("KEY", key) + "[[measures]]")))
+        assert both.stand_ins == said
 
 
 def test_an_axis_with_one_value_kept_is_fixed() -> None:
@@ -589,8 +594,10 @@ def test_every_study_expands_at_every_scale_and_its_numbers_have_cells(name: str
     if study.facts is not None:
         return
     assert {"smoke", "short"} <= set(study.scales)
-    counts = {scale: len(runs(study.at(scale))) for scale in ("smoke", "short", "full")}
-    assert counts["smoke"] >= 1 and counts["short"] <= counts["full"]
+    found = {scale: runs(study.at(scale)) for scale in study.scales}
+    full = [run.experiment for run in runs(study)]
+    assert len(found["smoke"]) >= 1 and len(found["short"]) <= len(full)
+    assert all(doubt.concerns(full) for doubt in conflicts(study.conflicts))
 
 
 @pytest.mark.parametrize(

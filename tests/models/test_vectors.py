@@ -31,7 +31,10 @@ def test_a_file_that_changed_is_read_again(file: Path) -> None:
     assert word_vectors(file, ["cat"])[1].tolist() == [4, 5, 6, 7]
 
 
-@pytest.mark.parametrize("text", ["3 3\ncat 1 2 3\ndog 4 5 6\n", "cat 1 2 3\ndog 4 5 6\ncat got up 7 8 9\n"])
+@pytest.mark.parametrize(
+    "text",
+    ["3 3\ncat 1 2 3\ndog 4 5 6\n", "cat 1 2 3\ndog 4 5 6\ncat got 7 8 9\n", "cat got 7 8 9\ncat 1 2 3\ndog 4 5 6\n"],
+)
 def test_counts_in_the_first_line_and_words_with_spaces_are_no_vectors(file: Path, text: str) -> None:
     """word2vec's files have the one, GloVe's of 840 billion words the other."""
     file.write_text(text)
