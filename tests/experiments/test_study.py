@@ -453,6 +453,10 @@ CLAIMS: list[tuple[dict[str, Any], bool | None, tuple[int, int]]] = [
     ({"kind": "above", "number": 9}, False, (3, 4)),
     ({"kind": "below", "number": 21}, True, (4, 4)),
     ({"kind": "near", "number": 10, "margin": 0.5, "where": {"size": "1", "method": "b"}}, True, (1, 1)),
+    ({"kind": "between", "axis": "size", "first": "1", "values": ["1", "2"]}, True, (2, 2)),
+    ({"kind": "between", "axis": "method", "first": "b", "values": ["a"]}, False, (0, 2)),
+    ({"kind": "between", "axis": "method", "first": "a", "values": ["b"], "margin": 2}, False, (1, 2)),
+    ({"kind": "between", "axis": "method", "first": "a", "values": ["b", "c"]}, None, (0, 0)),
     ({"kind": "order", "axis": "size", "values": ["2", "1"]}, True, (2, 2)),
     ({"kind": "best", "axis": "method", "first": "a"}, True, (2, 2)),
     ({"kind": "best", "axis": "method", "first": "a", "lowest": True}, False, (0, 2)),
@@ -617,6 +621,18 @@ def test_a_papers_own_numbers_bear_out_its_claims(name: str) -> None:
         if not isinstance(number.value, str)
     ]
     assert [verdict.words() for verdict in decide(study, found) if verdict.holds is False] == []
+
+
+def test_table_2_with_the_rates_of_later_documents() -> None:  # spec 13, the later official set
+    study = read_study(registry.find_study("reddi-table2"), scale="docs")
+    [yogi, adagrad] = [
+        experiment_of(study, {"task": task, "method": method}).algorithms[0].model_dump()
+        for task, method in (("CIFAR-100", "FedYogi"), ("SO LR", "FedAdagrad"))
+    ]
+    keys = ("client_lr", "server_lr", "tau", "initial_accumulator")
+    assert [yogi[key] for key in keys] == pytest.approx([10**-1.5, 1.0, 0.1, 0.0]) and yogi["beta2"] == 0.999
+    assert [adagrad[key] for key in keys] == pytest.approx([100.0, 10.0, 0.01, 0.0])
+    assert not study.compared
 
 
 def test_an_experiment_is_no_study() -> None:

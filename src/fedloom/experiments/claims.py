@@ -109,6 +109,13 @@ def _compare(holds: Callable[[float, float, float], bool]) -> Callable[[Claim, R
     return answer
 
 
+def _between(claim: Claim, row: Row) -> bool | None:
+    if any(value not in row for value in (str(claim.first), *claim.values)):
+        return None
+    own, numbers = row[str(claim.first)], [row[value] for value in claim.values]
+    return min(numbers) - claim.margin <= own <= max(numbers) + claim.margin
+
+
 def _order(claim: Claim, row: Row) -> bool | None:
     if any(value not in row for value in claim.values):
         return None
@@ -136,7 +143,7 @@ def _window(claim: Claim, row: Row) -> bool:
     return (claim.number or 0) <= good <= (good if claim.most is None else claim.most)
 
 
-_GIVE = ("at_most", "at_least", "order", "best", "diminishing")
+_GIVE = ("at_most", "at_least", "between", "order", "best", "diminishing")
 """Kinds that hold although a number is on the wrong side, by the margin."""
 _WHOLE = ("best", "window")
 """Kinds that compare all values of an axis. What diverged is no good value of a window's, and may be the best."""
@@ -151,6 +158,7 @@ _ANSWERS: dict[str, Callable[[Claim, Row], bool | None]] = {
     "at_most": _compare(lambda first, second, margin: first <= second + margin),
     "at_least": _compare(lambda first, second, margin: first >= second - margin),
     "alike": _compare(lambda first, second, margin: abs(first - second) <= margin),
+    "between": _between,
     "order": _order,
     "best": _first_is_best,
     "diminishing": _diminishing,

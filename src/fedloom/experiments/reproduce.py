@@ -25,12 +25,15 @@ from fedloom.experiments.results import Key, Result, kept, key, results
 from fedloom.experiments.runner import say
 from fedloom.experiments.study import Study, StudyRun, cells, runs
 from fedloom.experiments.study_report import beside_published, command, facts_report, report
-from fedloom.experiments.study_sections import FULL
+from fedloom.experiments.study_sections import FULL, picked
 from fedloom.interruption import import_torch
 from fedloom.rundir import CONFIG, FIGURE, RESULTS, write_json, write_whole
 
 if TYPE_CHECKING:
     from fedloom.data.catalog import Shelf
+
+SHOWN = 6
+"""Lines about what a scale sets in some cells alone."""
 
 
 def reproduce(
@@ -147,6 +150,11 @@ def scale_words(study: Study) -> list[str]:
             changes = [f"{len(list(cells(study)))} of {len(list(cells(study.at(FULL))))} cells", *changes]
         if changes:
             words.append(f"against the paper: {', '.join(changes)}")
+        there = list(cells(study))
+        own = [each for each in scale.where if each.set and any(picked(cell, each.cell) for cell in there)]
+        words += [f"and for {each.words}: {', '.join(_pairs(each.set))}" for each in own[:SHOWN]]
+        if (more := len(own) - SHOWN) > 0:
+            words.append(f"and so on for {more} more, all in {CONFIG}")
     if study.asked:
         chosen = [f"{axis} {' or '.join(names)}" for axis, names in study.asked.items()]
         words.append(f"asked for by --only: {', '.join(chosen)}")

@@ -191,7 +191,7 @@ class Study(Section):
 
         kept = [each for own in there for place, each in enumerate(own) if applies(own, place)]
         told = [
-            f"{', '.join(map(_or, where.cell.values()))}: {where.stand_in}"
+            f"{where.words}: {where.stand_in}"
             for where in places
             if any(where is each for each in kept)
         ]
@@ -388,10 +388,6 @@ def ends_at_target(study: Study) -> bool:
         measure.kind == "rounds_to" and measure.metric == "test_accuracy" and measure.target is None
         for measure in study.measures
     )
-
-
-def _or(names: str | Sequence[str]) -> str:
-    return names if isinstance(names, str) else " or ".join(names)
 
 
 def _put(table: dict[str, Any], path: str, value: Any, where: str) -> None:

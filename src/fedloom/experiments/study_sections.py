@@ -104,6 +104,15 @@ class Where(Section):
     skip: Annotated[bool | None, Expected("true or false")] = None
     stand_in: Text | None = None
 
+    @property
+    def words(self) -> str:
+        """Of which cells it speaks.
+
+        >>> Where(cell={"data set": "MNIST", "method": ["FedAvg", "FedAdp"]}).words
+        'MNIST, FedAvg or FedAdp'
+        """
+        return ", ".join(each if isinstance(each, str) else " or ".join(each) for each in self.cell.values())
+
 
 MeasureKind = Literal[
     "final",
@@ -207,6 +216,7 @@ class Claim(Section):
     reduction       first is lower than second by a share of at least `number`, less `margin`, where it is most so
     above, below    the measure against `number`
     near            the measure is within `margin` of `number`
+    between         that of `first` lies among those of `values` of `axis`, or within `margin` of the nearest
     order           the measure does not fall along `values` of `axis` by more than `margin`
     best            among the values of `axis`, `first` has the highest measure (with `lowest = true`, the lowest)
     diminishing     along `values` of `axis`, the last step gains no more than the first, by more than `margin`
@@ -224,6 +234,7 @@ class Claim(Section):
         "above",
         "below",
         "near",
+        "between",
         "order",
         "best",
         "diminishing",
@@ -268,6 +279,7 @@ _CLAIM_NEEDS: dict[str, tuple[str, ...]] = {
     "near": ("number",),
     "order": ("axis", "values"),
     "best": ("axis", "first"),
+    "between": ("axis", "first", "values"),
     "diminishing": ("axis", "values"),
     "window": ("axis", "number"),
 }
