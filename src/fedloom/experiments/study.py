@@ -190,11 +190,7 @@ class Study(Section):
             return not any(own[place].set.keys() <= later.set.keys() for later in own[place + 1 :])
 
         kept = [each for own in there for place, each in enumerate(own) if applies(own, place)]
-        told = [
-            f"{where.words}: {where.stand_in}"
-            for where in places
-            if any(where is each for each in kept)
-        ]
+        told = [f"{where.words}: {where.stand_in}" for where in places if any(where is each for each in kept)]
         return "; ".join([*([self.standing_in] if self.standing_in else []), *told]) or None
 
     def compares(self, cell: Cell) -> bool:
