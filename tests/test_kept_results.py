@@ -43,7 +43,7 @@ def found(report: dict[str, Any], study: Study) -> list[Result]:
         measure, values = measures[each["measure"]], tuple(each["values"])
         never = values.count(None) if measure.kind in ("rounds_to", "total_to") else 0
         measured = Measured(values, best=each["best"], diverged=each["diverged"], never=never)
-        results.append(Result(each["cell"], measure, measured, each.get("chosen", {})))
+        results.append(Result(each["cell"], measure, measured, each.get("chosen", {}), each.get("whole", True)))
     return results
 
 

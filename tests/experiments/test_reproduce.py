@@ -21,6 +21,7 @@ from rich.text import Text
 
 from fedloom import cli, documents, resumption
 from fedloom.data.catalog import Shelf
+from fedloom.data.releases import RELEASES
 from fedloom.errors import Damaged, FedloomError
 from fedloom.experiments import adoption, build, clocks, registry, reproduce, stacks, study_runs
 from fedloom.experiments.model_sections import ModelSection
@@ -565,12 +566,126 @@ def test_files_that_are_not_here_are_told_before_training_with_what_can_be_run(t
     study = read_study(text.replace("set = { seeds = [0] }", f"set = {{ seeds = [0], {there} }}"))
     for folder in ("data", "out"):
         (tmp_path / folder).mkdir()
-    told = r"mnist: expected .*; without it: --only method=FedAdp; with what stands in for it: --scale smoke$"
-    with pytest.raises(FedloomError, match=told):
+    told = "; without it: --only method=FedAdp; with what is here, some of it standing in: --scale smoke$"
+    with pytest.raises(FedloomError, match=f"mnist: expected .*{told}"):
         reproduce.reproduce(study, tmp_path / "out", data_folder=tmp_path / "data", quiet=True)
     assert not list((tmp_path / "out").glob("*/seed*"))
     with pytest.raises(FedloomError, match=r"; without it: --only method=FedAdp$"):  # smoke lacks the same files
         reproduce.reproduce(read_study(text), tmp_path / "out", data_folder=tmp_path / "data", quiet=True)
+    own = 'data = { name = "digits", partition = "dirichlet", clients = 12, alpha = 1.0 }'
+    text = PLAIN.replace(own, apart).replace("set = { seeds = [0] }", f'set = {{ {there} }}\nstand_in = "digits"')
+    fits_full_alone = read_study(text, ["data.style=plain"])  # which digits do not have
+    with pytest.raises(FedloomError, match=r"^mnist: expected .* names another place$"):
+        reproduce.reproduce(fits_full_alone, tmp_path / "out", data_folder=tmp_path / "data", quiet=True)
+
+
+def test_a_models_files_that_are_not_here_are_told_before_training(tmp_path: Path) -> None:
+    data = '"data.name" = "20newsgroups", "data.encode" = "words"'
+    vectors = f'values.FedAvg = {{ {data}, model = {{ name = "bilstm", embedding = "vectors.txt" }} }}'
+    study = read_study(PLAIN.replace("values.FedAvg = {}", vectors), scale="smoke")
+    for path in (path for file in RELEASES["20newsgroups"].layouts.values() for path in file):
+        (tmp_path / path.path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path.path).write_bytes(b"")
+    told = r"^model.embedding: expected a file or folder, as a path or within .*, got 'vectors.txt', which is neither; "
+    with pytest.raises(FedloomError, match=told + "without it: --only method=FedAdp$"):
+        reproduce.reproduce(study, tmp_path / "out", data_folder=tmp_path, quiet=True)
+    assert not list((tmp_path / "out").glob("*/seed*"))
+
+
+def test_a_run_that_is_taken_has_the_name_of_the_cell_it_is_taken_for(tmp_path: Path) -> None:
+    one = read_study(PLAIN, scale="smoke")
+    renamed = PLAIN.replace('"tiny"', '"other"', 1).replace("values.FedAvg =", "values.plain =")
+    other = read_study(renamed.replace('second = "FedAvg"', 'second = "plain"'), scale="smoke")
+    ran(one, tmp_path / "one")
+    assert adoption.adopt(runs(other), tmp_path / "two", [tmp_path / "one"]) == len(runs(other))
+    for run in runs(other):
+        there = documents.read_toml(tmp_path / "two" / run.slug / "config.toml")
+        assert (there["name"], there["title"]) == ("other", ", ".join(run.cell.values()))
+
+
+def test_what_was_taken_of_an_unfinished_run_says_on_which_rows_it_was_trained(tmp_path: Path) -> None:
+    def study(rounds: int) -> Study:
+        return read_study(PLAIN, [f"experiment.rounds={rounds}", "experiment.eval_every=1", "experiment.seeds=[0]"])
+
+    def signals(run: StudyRun, record: Any) -> None:
+        if record["round"] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        stacks.train(stacks.stacks(runs(study(6)))[0], tmp_path / "begun", Shelf(), None, signals)
+    assert adoption.adopt(runs(study(2)), tmp_path / "taken", [tmp_path / "begun"]) == 2
+    for path in (tmp_path / "taken").rglob("summary.json"):
+        assert {"seed", "data_fingerprint", "versions"} <= documents.read_json(path).keys()
+
+
+def test_runs_beside_those_that_were_begun_are_taken_whatever_they_are_called(tmp_path: Path) -> None:
+    def study(often: int) -> Study:
+        return read_study(PLAIN, [f"experiment.eval_every={often}", "experiment.seeds=[0]", "experiment.rounds=4"])
+
+    wanted = runs(study(2))
+    for name in ("aa", "zz"):  # beside mm, which is begun
+        ran(study(1), tmp_path / name / name)
+        for run in wanted:
+            own = tmp_path / name / "mm" / run.slug
+            own.mkdir(parents=True)
+            (own / "config.toml").write_text(run.experiment.to_toml())
+            (own / METRICS).write_text("")
+        assert adoption.adopt(wanted, tmp_path / name / "mm", [tmp_path / name]) == len(wanted)
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_a_search_that_is_not_whole_is_neither_compared_nor_claimed(tmp_path: Path) -> None:
+    search = '''[[axes]]
+name = "client rate"
+key = "algorithm.client_lr"
+values = [0.001, 0.5]
+best = "highest"
+
+[[measures]]
+name = "accuracy"'''
+    text = PLAIN.replace('[[measures]]\nname = "accuracy"', search).replace("values = [1, 2]", "values = [1]")
+    file = tmp_path / "tiny.toml"
+    file.write_text(text.replace("seeds = [0, 1]", "seeds = [0]"))
+    (tmp_path / "published.toml").write_text(PUBLISHED)
+    study = read_study(file)
+    whole, _ = ran(study, tmp_path / "whole", file)
+    assert [each["matched"] is None for each in whole["published"]] == [False, False]
+    assert whole["claims"][0]["of"] == 1 and all("whole" not in each for each in whole["measured"])
+    for taken, part in ((["client rate=0.5"], "asked"), ([], "begun")):
+        out = tmp_path / part
+        if taken:
+            told, said = ran(read_study(file, asked=taken), out, file)
+        else:
+            half = [run for run in runs(study) if run.cell["client rate"] == "0.5"]
+            adoption.adopt(half, out, [tmp_path / "whole"])
+            (out / "config.toml").write_text(study.to_toml())
+            told, said = ran(study, out, file, so_far=True)
+        assert [each["matched"] for each in told["published"]] == [None, None]
+        assert told["claims"][0]["holds"] is None and all(each["whole"] is False for each in told["measured"])
+        assert "for want of seeds or of choices searched: 4 of 4 numbers" in said and "matched: 0 of 0" in said
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_a_run_that_diverged_later_had_not_so_far(tmp_path: Path) -> None:
+    text = BARE.replace("seeds = [0, 1]", "seeds = [0]").replace("rounds = 3", "rounds = 6\neval_every = 1")
+    text = text.replace("target = 0.3\n", "")
+    study, out = read_study(text), tmp_path / "out"
+    ran(study, out)
+    [run] = runs(study)
+    folder = out / run.slug
+    (folder / "summary.json").unlink()
+    lines = (folder / METRICS).read_text().splitlines(keepends=True)
+    (folder / METRICS).write_text("".join(lines[:2]))
+    both = read_study(text.replace("seeds = [0]", "seeds = [0, 1]"))
+    ran(both.model_copy(update={"overrides": {"seeds": [1]}}), tmp_path / "other")
+    shutil.copytree(tmp_path / "other" / "tiny" / "seed1", out / "tiny" / "seed1")
+    summary = out / "tiny" / "seed1" / "summary.json"
+    (out / "tiny" / "seed1" / METRICS).write_text("".join(lines[:4]))
+    summary.write_text(json.dumps(documents.read_json(summary) | {"diverged": "round 5", "rounds": 4}))
+    (out / "config.toml").write_text(both.to_toml())
+    told, said = ran(both, out, so_far=True)
+    assert "so far: 2 rounds of 2 of 2 runs: numbers stand beside" in said and "changed by --set" not in said
+    assert told["diverged"] == 0 and None not in told["measured"][0]["values"]
 
 
 def test_runs_on_other_rows_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

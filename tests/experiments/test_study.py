@@ -100,6 +100,11 @@ def edited(*changes: tuple[str, str]) -> str:
         ('kind = "rounds_to"', 'kind = "correlation"', "measures.0.against: expected another metric"),
         ('kind = "less"', 'kind = "above"', "claims.0.number: expected a value for kind = 'above'"),
         (
+            'kind = "less"',
+            'kind = "order"\nvalues = ["FedAvg"]',
+            r"claims.0.values: expected at least two values for kind = 'order'",
+        ),
+        (
             'first = "FedAdp"',
             'first = "FedApd"',
             "expected one of FedAdp, FedAvg; got 'FedApd': did you mean 'FedAdp'?",

@@ -15,6 +15,8 @@ import pytest
 from small_runs import records, write_run, write_study, write_tuning
 
 from fedloom import cli
+from fedloom.experiments import schema
+from fedloom.experiments.runner import run_experiment
 from fedloom.report import charts, published
 from fedloom.report.page import render, write_report
 from fedloom.report.runs import Found, Study, read
@@ -187,6 +189,22 @@ def test_the_partition_is_dealt_again_where_the_data_are_here(tmp_path: Path) ->
     assert few["labels"] == ["FedAvg"] and few["clients"] == [0, 1, 2, 3]
     assert len(few["counts"]) == 10 and sum(map(sum, few["counts"])) == 1438
     assert many["population"] == 150 and len(many["clients"]) == 100 == len(many["counts"][0])
+
+
+def test_a_partition_is_dealt_again_of_rows_in_a_pool_and_of_another_type(tmp_path: Path) -> None:
+    """Central training pools the rows, and numbers may be wider: their fingerprints are others."""
+    text = """
+name = "three"
+rounds = 1
+cohort = 2
+data = { name = "digits", partition = "iid", clients = 4 }
+model = { name = "logistic" }
+algorithms = [{ name = "fedavg", client_lr = 0.1 }, { name = "central", client_lr = 0.1 }]
+"""
+    for dtype in ("float32", "float64"):
+        run_experiment(schema.read(text, [f"dtype={dtype}"]), tmp_path / dtype, quiet=True)
+    [dealt] = charts.payload(assemble(read([tmp_path]).runs))["partitions"]
+    assert "why" not in dealt and sum(map(sum, dealt["counts"])) == 1438
 
 
 def test_a_partition_that_cannot_be_dealt_again_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

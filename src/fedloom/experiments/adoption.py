@@ -54,7 +54,10 @@ class Run:
         if self.finished:
             return left_behind(self.folder)
         with suppress(Damaged):
-            return {"resolved": {"device": self.experiment.device or "cpu"}}, read_records(self.folder / METRICS)
+            noted = newest(self.folder).notes
+            told = {name: noted[name] for name in ("data_fingerprint", "versions") if name in noted}
+            told |= {"seed": self.experiment.seeds[0], "resolved": {"device": self.experiment.device or "cpu"}}
+            return told, read_records(self.folder / METRICS)
         return {}, []
 
     def fingerprint(self) -> str | None:
@@ -106,8 +109,7 @@ class _Files:
             except FedloomError:
                 self.known[place] = None
             else:
-                dtype = build.build_options(wanted, data).get("dtype")
-                self.known[place] = (data.pooled if pooled else data).to(dtype=dtype).fingerprint()
+                self.known[place] = build.fingerprint(data, pooled, wanted.dtype)
         return self.known[place]
 
 
@@ -132,7 +134,7 @@ def _take(run: StudyRun, folder: Path, able: Sequence[Run], out: Path, files: _F
 
     for had in sorted(able, key=lambda each: not each.finished or other(each)):
         if had.folder.resolve() == folder.resolve():
-            return False
+            continue
         if not _covers(had, wanted):
             continue
         if not had.folder.is_relative_to(out) and not files.are_those_of(had, wanted):
@@ -155,8 +157,8 @@ def _take(run: StudyRun, folder: Path, able: Sequence[Run], out: Path, files: _F
             if records:
                 write_whole(aside / METRICS, "".join(f"{json.dumps(record)}\n" for record in kept))
             write_json(aside / SUMMARY, summary | left)
-            asked = {name: getattr(wanted, name) for name in (*_TESTS, *_LENGTH, "system", "name", "title")}
-            write_whole(aside / CONFIG, had.experiment.model_copy(update=asked).to_toml())
+        asked = {name: getattr(wanted, name) for name in (*_TESTS, *_LENGTH, "system", "name", "title")}
+        write_whole(aside / CONFIG, had.experiment.model_copy(update=asked).to_toml())
         shutil.rmtree(folder, ignore_errors=True)  # begun and not finished
         take_over(out, had.folder)
         aside.rename(folder)

@@ -19,9 +19,9 @@ from fedloom.algorithm import Algorithm, replace
 from fedloom.data import catalog
 from fedloom.data.federated import FederatedData
 from fedloom.data.holdout import hold_out
-from fedloom.data.places import named_place
+from fedloom.data.places import data_folder, named_place
 from fedloom.data.skew import label_counts
-from fedloom.errors import FedloomError, choose
+from fedloom.errors import FedloomError, choose, cut
 from fedloom.experiments.algorithm_sections import AlgorithmSection, TorchServer
 from fedloom.experiments.data_sections import DataSection
 from fedloom.experiments.model_sections import ModelSection
@@ -94,6 +94,24 @@ def build_federation(
     """The experiment's data, without the clients it holds out."""
     data = build_data(experiment.data, folder, shelf)
     return data if experiment.validation is None else hold_out(data, experiment.validation, experiment.data.seed)
+
+
+def fingerprint(data: FederatedData, pooled: bool, dtype: str) -> str:
+    """Of the rows as a run has them: central training pools them, and their numbers are of its type."""
+    return (data.pooled if pooled else data).to(dtype=getattr(torch, dtype)).fingerprint()
+
+
+def check_named_files(experiment: Experiment, folder: Path | None = None) -> None:
+    """An error where a file or folder that the model or the words need, by its name, is not there."""
+    model, data = experiment.model.options(), experiment.data.options()
+    named = {f"model.{key}": model.get(key) for key in ("source", "embedding")}
+    named |= {"data.vocabulary": data.get("vocabulary")}
+    for key, path in named.items():
+        if isinstance(path, str) and not named_place(path, folder).exists():
+            raise FedloomError(
+                f"{key}: expected a file or folder, as a path or within {data_folder(folder)}, got {cut(path)!r}, "
+                "which is neither"
+            )
 
 
 def build_task(spec: ModelSection, data: FederatedData, folder: Path | None = None) -> Task:

@@ -41,7 +41,7 @@ def decide(study: Study, found: Sequence[Result]) -> list[Verdict]:
 
 
 def _decide(study: Study, claim: Claim, found: Sequence[Result]) -> Verdict:
-    wanted = [result for result in found if picked(result.cell, claim.where)]
+    wanted = [result for result in found if result.whole and picked(result.cell, claim.where)]
     if claim.axis != MEASURE and MEASURE not in claim.where:
         name = claim.measure or study.counted[0].name
         wanted = [result for result in wanted if result.measure.name == name]

@@ -118,7 +118,12 @@ def _models(row: FactRow, source: Files) -> Iterator[Fact]:
     name = options.pop("name", None)
     if name not in MODELS:
         raise choose(f"rows, {row.row!r}, model.name", name, MODELS)
-    model = MODELS[name].load()(**options)
+    try:
+        model = MODELS[name].load()(**options)
+    except TypeError as error:
+        raise FedloomError(
+            f"rows, {row.row!r}, model: expected the sizes of {name!r}, got {options}: {error}"
+        ) from None
     trained = {name: leaf.numel() for name, leaf in model.named_parameters() if leaf.requires_grad}
     counted = fnmatch.filter(trained, row.part or "*")
     if not counted:

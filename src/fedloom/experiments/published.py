@@ -148,3 +148,9 @@ def matched(measure: Measure, measured: Measured, number: Published) -> bool | N
     bounds += [measure.margin] if measure.margin is not None else []
     bounds += [measure.share * abs(number.value)] if measure.share is not None else []
     return away <= max(bounds) + 1e-9 if bounds else None
+
+
+def matched_in(study: Study, result: Result, number: Published) -> bool | None:
+    """The same of a study's result; None where it has not all its runs, or not the paper's setting."""
+    compared = result.whole and study.compares(result.cell)
+    return matched(result.measure, result.measured, number) if compared else None

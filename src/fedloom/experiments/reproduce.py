@@ -20,7 +20,7 @@ from fedloom.experiments import mistakes
 from fedloom.experiments.claims import Verdict, decide
 from fedloom.experiments.measures import Outcome
 from fedloom.experiments.origins import made
-from fedloom.experiments.published import Published, conflicts, match, matched, published
+from fedloom.experiments.published import Published, conflicts, match, matched_in, published
 from fedloom.experiments.results import Key, Result, kept, key, results
 from fedloom.experiments.runner import say
 from fedloom.experiments.study import Study, StudyRun, cells, runs
@@ -32,6 +32,7 @@ from fedloom.rundir import CONFIG, FIGURE, RESULTS, write_json, write_whole
 if TYPE_CHECKING:
     from fedloom.data.catalog import Shelf
 
+BESIDE = "numbers stand beside the published ones, and none is called a match"
 SHOWN = 6
 """Lines about what a scale sets in some cells alone."""
 
@@ -63,12 +64,14 @@ def reproduce(
         from fedloom.experiments.study_runs import begun
 
         outcomes, rounds, left_out = begun(wanted, out, data_folder)
-        if rounds < max(run.experiment.rounds for run, _ in outcomes):
-            study = study.model_copy(update={"overrides": {**study.overrides, "rounds": rounds}})
     _introduce(study, wanted, console, again)
+    cut = so_far and rounds < max(run.experiment.rounds for run, _ in outcomes)
+    if cut:
+        study = study.model_copy(update={"overrides": {**study.overrides, "rounds": rounds}})
     began, line = time.perf_counter(), command(study, file)
     if so_far:
-        say(console, f"so far: {rounds:,} rounds of {len(outcomes):,} of {len(wanted):,} runs")
+        of = f"{len(outcomes):,} of {len(wanted):,} runs"
+        say(console, f"so far: {rounds:,} rounds of {of}{f': {BESIDE}' if cut else ''}")
         for words in left_out:
             say(console, words)
     else:
@@ -84,6 +87,9 @@ def reproduce(
     found = results(study, outcomes)
     verdicts = decide(study, found)
     beside = match(found, numbers)
+    if part := sum(not result.whole for result in found):
+        of = f"{part:,} of {len(found):,} numbers"
+        say(console, f"not compared, and in no claim, for want of seeds or of choices searched: {of}")
     _print(study, found, beside, verdicts, console)
     told = report(study, found, beside, verdicts, outcomes, line)
     how = made(out)  # where and when it was trained, not where it is told
@@ -161,7 +167,7 @@ def scale_words(study: Study) -> list[str]:
     if study.overrides:
         words.append(f"changed by --set: {', '.join(_pairs(study.overrides))}")
     if not study.compared:
-        words.append("not the paper's setting: numbers stand beside the published ones, and none is called a match")
+        words.append(f"not the paper's setting: {BESIDE}")
     return words
 
 
@@ -185,11 +191,7 @@ def _print(
         console.print()
         print_table(console, study_table(study, found, beside, console))
     if beside and study.compared:
-        answers = [
-            matched(result.measure, result.measured, number)
-            for result, number in beside_published(found, beside)
-            if study.compares(result.cell)
-        ]
+        answers = [matched_in(study, result, number) for result, number in beside_published(found, beside)]
         decided = [answer for answer in answers if answer is not None]
         say(console, f"matched: {sum(decided)} of {len(decided)} published numbers")
     _print_verdicts(study, verdicts, console)

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from fedloom.experiments.measures import Measured, Outcome, measure_cell, over
-from fedloom.experiments.study import Study, StudyRun, cells
+from fedloom.experiments.study import Study, StudyRun, cells, seeds_of
 from fedloom.experiments.study_sections import MEASURE, Cell, Measure, picked
 
 Key = frozenset[tuple[str, str]]
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
 class Result:
-    """One number of the table: the cell, without the axes that were searched, and what they were found at."""
+    """One number of the table: the cell, without the axes that were searched, and what they were found at.
+
+    It is `whole` unless runs are missing, seeds or choices of what is searched: then it is neither compared nor part of
+    a claim.
+    """
 
     cell: Cell
     measure: Measure
     measured: Measured
     chosen: Cell = field(default_factory=dict)
+    whole: bool = True
 
 
 def key(cell: Cell) -> Key:
     return frozenset(cell.items())
 
 
-def without(cell: Cell, axes: Iterable[str]) -> Cell:
-    """The cell without some of its axes.
+def without(cell: Mapping[str, V], axes: Iterable[str]) -> dict[str, V]:
+    """The cell, or another table of axes, without some of its axes.
 
     >>> without({"method": "FedAvg", "client rate": "0.1"}, ["client rate"])
     {'method': 'FedAvg'}
@@ -57,13 +65,25 @@ def results(study: Study, outcomes: Sequence[tuple[StudyRun, Outcome]]) -> list[
     """Every measure of every cell; with several measures, each is a coordinate of its own."""
     several = len(study.counted) > 1
     found: list[Result] = []
+    there = Counter(key(without(run.cell, [axis.name for axis in study.searched])) for run, _ in outcomes)
+    wanted = _runs_of(study)
     for cell, chosen, runs in kept(study, outcomes):
+        whole = there[key(cell)] == wanted[key(cell)]
         for measure in study.counted:
             if picked(cell, measure.where):
                 named = cell | {MEASURE: measure.name} if several else cell
                 measured = _chosen(measure, chosen) if measure.kind == "chosen" else measure_cell(measure, runs)
-                found.append(Result(named, measure, measured, chosen))
+                found.append(Result(named, measure, measured, chosen, whole))
     return [_over(result, found) for result in found]
+
+
+def _runs_of(study: Study) -> Counter[Key]:
+    """How many runs every shown cell has at the study's scale, whatever was asked for of what is searched."""
+    searched = [axis.name for axis in study.searched]
+    found: Counter[Key] = Counter()
+    for cell in cells(study.model_copy(update={"asked": without(study.asked, searched)})):
+        found[key(without(cell, searched))] += len(seeds_of(study, cell))
+    return found
 
 
 def _chosen(measure: Measure, chosen: Cell) -> Measured:

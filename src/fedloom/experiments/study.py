@@ -289,7 +289,10 @@ def _asked(choice: str) -> tuple[str, list[str]]:
     ('setting', ['E 1, C 0.05'])
     """
     axis, _, values = choice.partition("=")
-    [given] = csv.reader([values], skipinitialspace=True) if values else [[]]
+    try:
+        [given] = csv.reader([values], skipinitialspace=True) if values else [[]]
+    except csv.Error:  # a line's end within it
+        given = []
     names = [value.strip() for value in given if value.strip()]
     if not axis.strip() or not names:
         raise FedloomError(f"--only: expected AXIS=VALUE, or AXIS=VALUE,VALUE; got {cut(repr(choice))}")
@@ -333,6 +336,12 @@ def settings(study: Study, cell: Cell) -> Settings:
             if picked(cell, where.cell):
                 found |= where.set
     return found | study.overrides
+
+
+def seeds_of(study: Study, cell: Cell) -> list[int]:
+    """The seeds that a cell is run with."""
+    given = {**study.experiment, **settings(study, cell)}
+    return list(given.get("seeds", Experiment.model_fields["seeds"].default))
 
 
 def experiment_of(study: Study, cell: Cell) -> Experiment:

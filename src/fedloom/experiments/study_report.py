@@ -13,7 +13,7 @@ from fedloom.experiments.claims import Verdict
 from fedloom.experiments.facts import Fact, same
 from fedloom.experiments.measures import Outcome
 from fedloom.experiments.origins import origin
-from fedloom.experiments.published import Published, matched
+from fedloom.experiments.published import Published, matched_in
 from fedloom.experiments.registry import experiments
 from fedloom.experiments.results import Key, Result, key
 from fedloom.experiments.study import Study, StudyRun
@@ -45,6 +45,7 @@ def report(
                 "diverged": result.measured.diverged,
                 "words": measured_words(result.measure, result.measured),
                 **({"chosen": result.chosen} if result.chosen else {}),
+                **({} if result.whole else {"whole": False}),
             }
             for result in found
         ],
@@ -55,7 +56,7 @@ def report(
                 "measure": result.measure.name,
                 "words": published_words(result.measure, number),
                 "difference": difference_words(result.measure, result.measured, number),
-                "matched": matched(result.measure, result.measured, number) if study.compares(result.cell) else None,
+                "matched": matched_in(study, result, number),
             }
             for result, number in beside_published(found, beside)
         ],

@@ -6,6 +6,7 @@ import math
 import shlex
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
@@ -20,6 +21,7 @@ from fedloom.data.releases import RELEASES
 from fedloom.errors import FedloomError
 from fedloom.experiments import stacks
 from fedloom.experiments.adoption import adopt
+from fedloom.experiments.build import check_named_files
 from fedloom.experiments.clocks import timed, twins
 from fedloom.experiments.measures import Outcome
 from fedloom.experiments.origins import remember
@@ -77,24 +79,32 @@ def _check_files(
         return
     hints = [f"without it: --only {shlex.quote(part)}" for part in _without(study, wanted, lacking)]
     others = {name: study.at(name).model_copy(update={"asked": {}}) for name in study.scales}
-    scales = [name for name, each in others.items() if each.stand_ins and not _lacking(runs(each), data_folder)]
-    hints += [f"with what stands in for it: --scale {' or '.join(scales)}"] if scales else []
+    scales = [name for name, each in others.items() if each.stand_ins and _all_here(each, data_folder)]
+    hints += [f"with what is here, some of it standing in: --scale {' or '.join(scales)}"] if scales else []
     raise FedloomError("; ".join([str(next(iter(lacking.values()))), *hints]))
 
 
+def _all_here(study: Study, data_folder: Path | None) -> bool:
+    """Whether the files of all its runs are here; a scale that a `--set` does not fit cannot be run."""
+    with suppress(FedloomError):
+        return not _lacking(runs(study), data_folder)
+    return False
+
+
 def _lacking(some: Iterable[StudyRun], data_folder: Path | None) -> dict[str, FedloomError]:
-    """The runs whose data's files are not here, and what is said of that."""
+    """The runs whose files, the data's or the model's, are not here, and what is said of that."""
     found: dict[str, FedloomError] = {}
     known: dict[str, FedloomError | None] = {}
     for run in some:
         data = run.experiment.data
         layout = data.options().get("layout")
-        place = f"{data.name} {layout}"
+        place = repr((data.name, layout, data.options().get("vocabulary"), run.experiment.model))
         if place not in known:
             known[place] = None
             try:
                 if RELEASES[data.name].layouts:
                     places.locate(data.name, data_folder, layout)
+                check_named_files(run.experiment, data_folder)
             except FedloomError as error:
                 known[place] = error
         if (said := known[place]) is not None:
@@ -253,7 +263,8 @@ def begun(
             except FedloomError as error:
                 lacking = f"what differs from others in its clock alone is left out: {error}"
             else:
-                found[run.slug] = replace(left, rounds=told, target=run.target)
+                diverged = left.diverged if len(left.rounds) < rounds else None  # afterwards, if at all
+                found[run.slug] = replace(left, rounds=told, target=run.target, diverged=diverged)
     left_out += [lacking] if lacking else []
     return [(run, found[run.slug]) for run in wanted if run.slug in found], rounds, left_out
 

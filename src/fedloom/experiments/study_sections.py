@@ -259,6 +259,8 @@ class Claim(Section):
         for key in _CLAIM_NEEDS[self.kind]:
             if getattr(self, key) in (None, []):
                 raise mistake(f"a value for kind = {self.kind!r}", key)
+        if self.kind in _STEPS and len(self.values) < 2:
+            raise mistake(f"at least two values for kind = {self.kind!r}", "values", self.values)
         return self
 
     def named(self) -> list[str]:
@@ -267,6 +269,7 @@ class Claim(Section):
 
 
 _PAIR = ("axis", "first", "second")
+_STEPS = ("order", "diminishing")
 _CLAIM_NEEDS: dict[str, tuple[str, ...]] = {
     "less": _PAIR,
     "greater": _PAIR,

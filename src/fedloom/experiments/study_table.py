@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.experiments.published import Published, matched
+from fedloom.experiments.published import Published, matched_in
 from fedloom.experiments.results import Key, Result, key
 from fedloom.experiments.study import Study
 from fedloom.experiments.study_sections import MEASURE, Cell
@@ -31,10 +31,10 @@ class Line:
     mark: str
 
 
-def line(result: Result, number: Published | None, compared: bool) -> Line:
-    """One cell. Without `compared` nothing is called a match: a stand-in, or a scale that changes what is run."""
+def line(study: Study, result: Result, number: Published | None) -> Line:
+    """One cell."""
     measure, measured = result.measure, result.measured
-    mark = MARKS[matched(measure, measured, number)] if number is not None and compared else ""
+    mark = "" if number is None else MARKS[matched_in(study, result, number)]
     away = difference_words(measure, measured, number)
     return Line(measured_words(measure, measured), published_words(measure, number), away, mark)
 
@@ -46,9 +46,7 @@ def study_table(study: Study, found: Sequence[Result], numbers: Mapping[Key, Pub
     down = [axis for axis in study.table.rows if axis in axes and axis not in across]
     told = {*across, *down, *study.fixed}
     down += [axis for axis in axes if axis not in told]
-    lines = {
-        key(result.cell): line(result, numbers.get(key(result.cell)), study.compares(result.cell)) for result in found
-    }
+    lines = {key(result.cell): line(study, result, numbers.get(key(result.cell))) for result in found}
     if across:
         table = _table(study, found, lines, down, across)
         if _width(console, table) <= (console.width if console.is_terminal else WIDE):

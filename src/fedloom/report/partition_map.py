@@ -17,6 +17,7 @@ SHOWN = 100
 """As many clients as can still be told apart."""
 LARGEST = 256 * 2**20
 """Bytes of data files that are read for a picture."""
+Form = tuple[bool, str]
 MOST = 6
 """Different partitions that one page shows."""
 
@@ -32,7 +33,7 @@ def spread_out(clients: int, most: int = SHOWN) -> npt.NDArray[np.int64]:
 
 def partitions(series: Sequence[Series], folder: Path | None = None) -> list[dict[str, Any]]:
     """For every way in which the runs' data were dealt: the counts, or in words why there are none."""
-    dealt: dict[str, tuple[dict[str, Any], list[str], set[str]]] = {}
+    dealt: dict[str, tuple[dict[str, Any], list[str], dict[Form, set[str]]]] = {}
     for each in series:
         for run in each.runs:
             section = run.config.get("data")
@@ -40,9 +41,10 @@ def partitions(series: Sequence[Series], folder: Path | None = None) -> list[dic
                 continue
             held = {"validation": run.config["validation"]} if "validation" in run.config else {}
             section = {**section, **held}
-            _, labels, prints = dealt.setdefault(repr(sorted(section.items())), (section, [], set()))
+            _, labels, prints = dealt.setdefault(repr(sorted(section.items())), (section, [], {}))
             labels += [each.label] if each.label not in labels else []
-            prints |= {str((run.summary or {}).get("data_fingerprint", ""))} - {""}
+            if print := (run.summary or {}).get("data_fingerprint"):
+                prints.setdefault(_form(run.config), set()).add(str(print))
     found = []
     for section, labels, prints in list(dealt.values())[:MOST]:
         about = {"title": _title(section), "labels": labels if len(labels) < len(series) else []}
@@ -53,7 +55,14 @@ def partitions(series: Sequence[Series], folder: Path | None = None) -> list[dic
     return found
 
 
-def _counts(section: Mapping[str, Any], prints: set[str], folder: Path | None) -> dict[str, Any]:
+def _form(config: Mapping[str, Any]) -> Form:
+    """How a run has its rows: whether in one pool, and of which type."""
+    parts = config.get("algorithms")
+    names = [part.get("name") for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
+    return "central" in names, str(config.get("dtype", "float32"))
+
+
+def _counts(section: Mapping[str, Any], prints: Mapping[Form, set[str]], folder: Path | None) -> dict[str, Any]:
     options = dict(section)
     name, validation = str(options.pop("name")), options.pop("validation", None)
     options |= _files(name, folder)
@@ -61,13 +70,14 @@ def _counts(section: Mapping[str, Any], prints: set[str], folder: Path | None) -
     from fedloom.data.catalog import load
     from fedloom.data.holdout import hold_out
     from fedloom.data.skew import label_counts
+    from fedloom.experiments.build import fingerprint
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about files: whether they are those of the run is checked here
         data = load(name, **options)
     if validation is not None:
         data = hold_out(data, validation, options.get("seed", 0))
-    if prints and prints != {data.fingerprint()}:
+    if any(found != {fingerprint(data, *form)} for form, found in prints.items()):
         raise FedloomError(f"the files of {name!r} here are not those of the run")
     counts = label_counts(data)
     chosen = spread_out(len(counts))
