@@ -325,6 +325,27 @@ def test_rounding_is_not_taken_for_rows_that_see_each_other() -> None:
     assert job.rows_independent
 
 
+class Single(nn.Module):
+    """It computes in float32, whatever it is given; and in batches of three alone, if it is `choosy`."""
+
+    def __init__(self, choosy: bool) -> None:
+        super().__init__()
+        self.choosy, self.layer = choosy, nn.Linear(6, 4)
+        self.scale = torch.ones(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.choosy and len(x) == 4:
+            raise RuntimeError("not of four")
+        return self.layer(x @ self.scale)
+
+
+@pytest.mark.parametrize("choosy", [False, True])
+def test_a_model_that_keeps_to_a_precision_is_tried_in_its_own(choosy: bool) -> None:
+    functional = Functional.of(fl.Task(lambda: Single(choosy)), 0, torch.device("cpu"), torch.float32)
+    job, _ = resolve(Job(functional, fl.fedavg(0.1), DATA[torch.float32], Batching()), "vectorized", None, 4)
+    assert job.rows_independent == (not choosy)
+
+
 class Spy(Centred):
     """Notes how many rows it is shown in training."""
 

@@ -327,7 +327,7 @@ def test_another_version_is_refused_unless_allowed(
     assert code("resume", stopped, "--quiet", "--allow", "versions.torch") == 0
 
 
-def test_another_part_that_does_not_train_is_refused(tmp_path: Path) -> None:
+def test_another_part_that_does_not_train_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No state holds it, and no setting: a pretrained layer, vectors of words."""
 
     def task(scale: float) -> fl.Task:
@@ -338,6 +338,9 @@ def test_another_part_that_does_not_train_is_refused(tmp_path: Path) -> None:
 
         return fl.Task(model)
 
+    def stop(record: dict[str, Any]) -> Any:
+        return record["round"] == 2 and 1 / 0
+
     run = partial(
         fl.simulate,
         data=classification([6, 7, 8]),
@@ -346,11 +349,18 @@ def test_another_part_that_does_not_train_is_refused(tmp_path: Path) -> None:
         dtype=torch.float64,
     )
     with pytest.raises(ZeroDivisionError):
-        run(task(1.0), rounds=4, cohort=2, callbacks=[lambda record: record["round"] == 2 and 1 / 0])
+        run(task(1.0), rounds=4, cohort=2, callbacks=[stop])
     with pytest.raises(Damaged, match=r"run, frozen: expected '\w{64}' .*allow=\['frozen'\]"):
         run(task(2.0), rounds=4, cohort=2, resume=True)
     resumed = run(task(1.0), rounds=4, cohort=2, resume=True)
     assert resumed.resolved["resumed"]["round"] and len(resumed.rounds) == 4
+    noted = resumption.notes
+    with monkeypatch.context() as before:  # before it was noted
+        before.setattr(resumption, "notes", lambda *of: {k: v for k, v in noted(*of).items() if k != "frozen"})
+        with pytest.raises(ZeroDivisionError):
+            run(task(1.0), rounds=4, cohort=2, callbacks=[stop], run_dir=tmp_path / "older")
+    older = run(task(1.0), rounds=4, cohort=2, resume=True, run_dir=tmp_path / "older")
+    assert older.resolved["resumed"]["round"] and len(older.rounds) == 4
 
 
 def test_what_is_sparse_and_does_not_train_has_a_digest(tmp_path: Path) -> None:

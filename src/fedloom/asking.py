@@ -1,4 +1,5 @@
-"""Who is asked in a round and who of them reports: a function of (seed, round), which no training has to be done for.
+"""Who is asked in a round and who of them reports: a function of (seed, round), for which no training
+has to be done unless the sampler observes it.
 
 So a run's clock can be told afterwards, and another one's than it had, where nobody waited for it.
 """

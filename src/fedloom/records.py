@@ -24,11 +24,11 @@ class Records:
         config: Mapping[str, Any],
         history: History,
         fingerprint: Callable[[], str],
+        frozen: Callable[[], str],
         seed: int,
         found: Found | None = None,
         allowed: Collection[str] = (),
         finished: bool = False,
-        frozen: Callable[[], str] = str,
     ) -> None:
         self.directory = None if path is None else RunDirectory(Path(path), resume=found is not None, finished=finished)
         self.kept: int | None = None  # the round of the last state

@@ -282,7 +282,7 @@ def _trial(
     # of a stack some may be finished when the others are not
     again = stacked and found is not None and found.state is not None
     frozen = setup.functional.frozen
-    records = Records(own, config or {}, history, setup.data.fingerprint, setup.seed, found, allow, again, frozen)
+    records = Records(own, config or {}, history, setup.data.fingerprint, frozen, setup.seed, found, allow, again)
     ahead = next(iter(setup.functional.params.values())).is_cuda and ranks.world == 1 and not ranks.launched
     trial = Trial(setup, history, records, ahead=ahead)
     if found is not None:

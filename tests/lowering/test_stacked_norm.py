@@ -316,3 +316,11 @@ def test_what_vmap_does_well(module: nn.Module, shape: tuple[int, ...]) -> None:
         assert_same(module, draw(3, *shape), traced=True)
     finally:
         functorch._set_vmap_fallback_enabled(allowed)
+
+
+@pytest.mark.parametrize("form", [None, "kernel"])
+def test_a_mask_of_other_rows_is_refused(form: Form | None) -> None:
+    """A kernel would read past its end."""
+    mask = torch.tensor([True, False])
+    with stacked(mask, form), pytest.raises(ValueError, match="batch norm of 6 rows made of a batch of 2"):
+        nn.BatchNorm2d(3)(draw(6, 3, 2, 2).float())

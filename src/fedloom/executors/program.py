@@ -34,6 +34,9 @@ from fedloom.lowering import convolution, convolution_kernels
 
 Step = Callable[..., Carry]
 
+STILL = ("constants", "computed")
+"""What a model has that no step changes, as it is and as a forward in another precision computes with it."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -89,7 +92,8 @@ class Program:
         self._fill(stack)
         leaves, structure = pytree.tree_flatten(self.inputs)
         places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        fixed = {"x": job.data.x, "y": job.data.y, "constants": job.functional.constants}
+        still = {name: getattr(job.functional, name) for name in STILL}
+        fixed = {"x": job.data.x, "y": job.data.y, **still}
         fixed_leaves, fixed_structure = pytree.tree_flatten(fixed)
 
         def flat(*given: Tensor) -> None:
@@ -268,7 +272,7 @@ def _take_step(
     index, size, key = (inputs[name].index_select(1, s).squeeze(1) for name in ("index", "sizes", "keys"))
     batch: tuple[Features, Features] = take(fixed["x"], index), take(fixed["y"], index)
     mask = torch.arange(index.shape[1], device=index.device) < size[:, None] if masked else None
-    fixed_job = replace(job, functional=replace(job.functional, constants=fixed["constants"]))
+    fixed_job = replace(job, functional=replace(job.functional, **{name: fixed[name] for name in STILL}))
     one = client_step(fixed_job, NoRound(), s[0], step)  # type: ignore[arg-type]
     before, own = inputs["carry"], inputs["own"]
     with torch.enable_grad():

@@ -182,7 +182,16 @@ class FlowerStrategy(Strategy):
         if self.algorithm.privacy is not None and self._ledger is None:
             self._ledger, self.sampler = opened(self.algorithm.privacy, self.population, self.sampler, folder)
         config = self._config(rounds)
-        self._records = Records(folder, config, self.history, self._fingerprint, self.seed, found, self.allow)
+        self._records = Records(
+            folder,
+            config,
+            self.history,
+            self._fingerprint,
+            self.functional.frozen,
+            self.seed,
+            found,
+            self.allow,
+        )
         if self._nodes is None:  # a later start goes on with the same clients, and with what they remember
             self._nodes = Nodes.of(self.population, folder)
         if found is not None:
