@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -166,7 +167,7 @@ def test_several_runs_have_directories_beneath_and_a_summary_on_top(
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["complete"] and [run["directory"] for run in summary["runs"]] == names
     last = rounds(folder / names[3])
-    assert summary["runs"][3]["test_accuracy"] == pytest.approx(sum(r["test_accuracy"] for r in last) / 3)
+    assert summary["runs"][3]["test_accuracy"] == last[-1]["test_accuracy"]
     assert summary["runs"][3]["best_test_accuracy"] == max(r["test_accuracy"] for r in last)
     only = tomllib.loads((folder / names[3] / "config.toml").read_text())
     assert (only["seeds"], [part["name"] for part in only["algorithms"]]) == ([1], ["fedavgm"])
@@ -203,18 +204,50 @@ def test_divergence_is_exit_code_4_and_the_others_still_run(tiny: str, capsys: p
     assert calm_run["diverged"] is None and calm_run["rounds"] == 3
 
 
-def test_the_table_is_sorted_and_averages_the_last_ten_rounds() -> None:
+def test_the_table_is_sorted_and_averages_the_last_ten_tests_or_the_last_fifth_of_few() -> None:
     def result(label: str, seed: int, values: list[float]) -> runner.RunResult:
         records = [{"round": t, "test_accuracy": value, "test_loss": 1 - value} for t, value in enumerate(values)]
         return runner.RunResult(label, seed, Path(label), [*records, {"round": 99}], seconds=2.0)
 
     console = Console(width=100, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    low, high = [0.9] + [0.5] * 10, [0.1] + [0.6] * 10
+    low, high = [0.9] * 50 + [0.5] * 10, [0.1] * 50 + [0.6] * 10
+    few, late = [0.0, 0.1, 0.2, 0.3, 0.7], [0.0] * 4 + [0.4]
     with console.file:
         console.print(runner.summary_table([result("low", 0, low), result("high", 0, high), result("high", 1, low)]))
+        console.print(
+            runner.summary_table([result("low", 0, low), result("few", 0, few), result("late", 0, late)], 0.6)
+        )
         lines = [line.split() for line in console.export_text().splitlines()]
     assert lines[1] == ["high", "55.00", "±", "7.07", "75.00", "0.4500", "2.0"]
     assert lines[2] == ["low", "50.00", "90.00", "0.5000", "2.0"]
+    assert lines[3][:4] == ["algorithm", "rounds", "to", "0.6"]  # who needs the fewest is the best
+    assert lines[4][:4] == ["low", "1.0", "50.00", "90.00"] and lines[5][:4] == ["few", "5.0", "70.00", "70.00"]
+    assert lines[6][:4] == ["late", "-", "40.00", "40.00"]
+
+
+def test_a_mistake_about_where_to_test_leaves_nothing_in_the_way(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("run", tiny, "--set", 'evaluate_on=["test", "clients"]') == 2
+    assert "evaluate_on 'clients': expected test rows of each client, got none" in capsys.readouterr().err
+    assert exit_code("run", tiny) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "command", "spins"),
+    [({}, "run", "1000"), ({}, "bench", None), ({"OMP_WAIT_POLICY": "ACTIVE"}, "run", None)],
+)
+def test_threads_that_wait_fall_asleep_soon(
+    given: dict[str, str], command: str, spins: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["fedloom", command])
+    __main__._wait_asleep()
+    assert os.environ.get("GOMP_SPINCOUNT") == spins
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    __main__._wait_asleep()
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
 
 
 # What there is --------------------------------------------------------------------------------------------------------

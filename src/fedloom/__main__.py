@@ -43,8 +43,8 @@ def _wait_asleep() -> None:
     """Have threads that wait for each other fall asleep soon: GNU's OpenMP has them turn for milliseconds.
 
     Two programs on the same cores keep each other from what they wait for, and both take many times as long. It is read
-    when torch is loaded; who has said how threads are to wait is obeyed, and a benchmark has them wait as torch does, for
-    the plain loop's sake.
+    when torch is loaded; who has said how threads are to wait is obeyed, and a benchmark has them wait as torch does,
+    for the plain loop's sake.
     """
     if "OMP_WAIT_POLICY" not in os.environ and "bench" not in sys.argv[1:2]:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedloom import interruption
 from fedloom.data.federated import Features, FederatedData, count, take
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, choose
 from fedloom.functional import Functional
 from fedloom.task import Metric, parts
 from fedloom.types import Params
@@ -87,6 +87,20 @@ def percentiles(values: Tensor) -> dict[str, float]:
     return {f"p{each}": cut for each, cut in zip(PERCENTILES, cuts, strict=True)} | {"mean": float(known.mean())}
 
 
+def check_places(places: Collection[str], data: FederatedData) -> None:
+    """An error unless there are rows wherever it is to be tested."""
+    for name in places:
+        if name not in PREFIXES:
+            raise choose("evaluate_on", name, PREFIXES)
+    if "validation" in places and data.held_out is None:
+        raise FedloomError("evaluate_on 'validation': expected clients held out for it, got none: use fl.hold_out")
+    if "clients" in places and (data.test is None or data.client_test is None):
+        raise FedloomError(
+            "evaluate_on 'clients': expected test rows of each client, got none: take data that have them, such as "
+            "those with natural clients; in a script federate(client_test=...)"
+        )
+
+
 def evaluate_on(
     places: Collection[str],
     functional: Functional,
@@ -107,14 +121,12 @@ def evaluate_on(
         train = evaluate(*model, _at_rest(data, data.x), data.y, metrics)
         found |= named("train", train)
     if "validation" in places:
-        if data.held_out is None:
-            raise FedloomError("evaluate_on 'validation': expected clients held out for it, got none: use fl.hold_out")
+        assert data.held_out is not None  # checked before the first round
         x, y = take(data.x, data.held_out), take(data.y, data.held_out)
         kept = evaluate(*model, _at_rest(data, x), y, metrics)
         found |= named("validation", kept)
     if "clients" in places:
-        if tested is None or data.client_test is None:
-            raise FedloomError("evaluate_on 'clients': expected per-client test rows, got none: pass client_test")
+        assert tested is not None and data.client_test is not None  # checked before the first round
         for name, values in by_client(tested, *data.client_test).items():
             found |= named("clients", {f"{name}/{cut}": value for cut, value in percentiles(values).items()})
     return found

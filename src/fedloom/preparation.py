@@ -14,9 +14,9 @@ from fedloom import capacity
 from fedloom.algorithm import Algorithm
 from fedloom.batches import Batching
 from fedloom.data.federated import FederatedData, count
-from fedloom.errors import FedloomError, choose
+from fedloom.errors import FedloomError
 from fedloom.estimate import estimate_accumulator
-from fedloom.evaluation import PREFIXES
+from fedloom.evaluation import check_places
 from fedloom.faults import Fault, Faults, as_faults
 from fedloom.functional import Functional
 from fedloom.private_setup import under_terms
@@ -65,14 +65,12 @@ def prepared(given: Mapping[str, Any], place: Place) -> Setup:
     check_counts(rounds=rounds, eval_every=1 if every is None else every)
     seed, draw_seed = given["seed"], given["sampling_seed"]
     who = as_sampler(given["sampler"])
-    for name in given["evaluate_on"]:
-        if name not in PREFIXES:
-            raise choose("evaluate_on", name, PREFIXES)
     capacity.check_model(task, data, place.device, place.dtype)
     cohort, system, data = given["cohort"], given["system"] or System(), place.put(data)
     faults, min_reports = as_faults(given["faults"]), given["min_reports"]
     if algorithm.work.pooled:
         cohort, who, system, data, faults, min_reports = 1, as_sampler("uniform"), System(), data.pooled, (), 1
+    check_places(given["evaluate_on"], data)
     most = math.inf if who.each_draw_counts else data.population
     size = max(cohort_size(cohort, data.population, t, most) for t in (0, rounds - 1))
     check_arrivals(faults, min_reports, system, size)

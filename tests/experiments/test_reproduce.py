@@ -315,7 +315,7 @@ def test_an_unfinished_study_is_told_up_to_the_round_that_all_its_runs_have(file
             metrics.write_text('{"round": 0}\n')
             if not number:
                 told, said = ran(study, out, file, so_far=True)
-                assert "left out, for want of a first test: 1 of those" in said and told["runs"] == 3
+                assert "left out, begun and not yet tested: 1 run" in said and told["runs"] == 3
     with pytest.raises(FedloomError, match="expected a test of one of the runs that were begun, got none yet"):
         ran(study, out, file, so_far=True)
 
@@ -631,6 +631,30 @@ def test_runs_beside_those_that_were_begun_are_taken_whatever_they_are_called(tm
             (own / "config.toml").write_text(run.experiment.to_toml())
             (own / METRICS).write_text("")
         assert adoption.adopt(wanted, tmp_path / name / "mm", [tmp_path / name]) == len(wanted)
+
+
+def test_numbers_of_other_data_are_not_subtracted(file: Path, tmp_path: Path) -> None:
+    own, _ = ran(read_study(file), tmp_path / "own", file)
+    assert any(each["difference"] for each in own["published"])
+    file.write_text(
+        PLAIN.replace("[scales.smoke]", '[[where]]\ncell = { epochs = "1" }\nstand_in = "digits"\n\n[scales.smoke]')
+    )
+    other, said = ran(read_study(file), tmp_path / "own", file)
+    assert len(other["published"]) == 2 and not any(each["difference"] for each in other["published"])
+    assert "stand-in, not the paper's own: 1: digits" in said
+
+
+def test_a_claim_that_no_cell_could_tell_says_what_it_needs(file: Path, tmp_path: Path) -> None:
+    [undecided] = ran(read_study(file, asked=["method=FedAvg"]), tmp_path / "out", file)[0]["claims"]
+    assert undecided["holds"] is None and undecided["detail"] == "that needs method FedAdp and FedAvg"
+
+
+def test_without_a_terminal_a_long_stack_says_how_far_it_is(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study_runs, "QUIET", 0.0)
+    _, said = ran(read_study(file, scale="smoke"), tmp_path / "out", file)
+    assert "seed 0: 1 of at most 3 rounds" in said
 
 
 @pytest.mark.usefixtures("blank_pictures")

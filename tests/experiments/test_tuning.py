@@ -221,6 +221,11 @@ def test_what_is_written_can_be_run(tmp_path: Path) -> None:
     best, numbers, printed = tuned(out, TWO, "epochs=2")
     winner = schema.read(out / "best.toml")
     assert [section.title() for section in winner.algorithms] == ["fedavgm", "Dyn 1.0"]
+    remarks = [line for line in (out / "best.toml").read_text().splitlines() if line.startswith("#")]
+    score = f"{100 * numbers['best']['fedavgm']['score']:.2f} %"
+    assert remarks[0].startswith("# fedavgm: validation_") and len(remarks) == 2
+    assert "mean of all rounds, the climb among them" in remarks[0] and "best of " in remarks[0]
+    assert numbers["rounds_averaged"] == 6 and (score in remarks[0] or "loss" in remarks[0])
     avgm = best["fedavgm"]
     assert avgm is not None and winner.algorithms[0].client_lr == avgm.point.settings["client_lr"]  # type: ignore[attr-defined]
     assert (winner.rounds, winner.evaluate_on, winner.validation) == (6, ["test"], None)  # as the file has it

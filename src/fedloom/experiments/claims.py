@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from fedloom.experiments.results import Key, Result, key, places_of, without
@@ -36,8 +36,20 @@ class Verdict:
 
 
 def decide(study: Study, found: Sequence[Result]) -> list[Verdict]:
-    """A verdict for every claim of the study."""
-    return [_decide(study, claim, found) for claim in study.claims]
+    """A verdict for every claim of the study; where no cell could tell it says which would."""
+    verdicts = [_decide(study, claim, found) for claim in study.claims]
+    return [
+        each if each.of else replace(each, detail=_about(claim))
+        for claim, each in zip(study.claims, verdicts, strict=True)
+    ]
+
+
+def _about(claim: Claim) -> str:
+    """The cells that a claim needs; nothing where it needs all."""
+    needs = [f"{axis} {value if isinstance(value, str) else ' or '.join(value)}" for axis, value in claim.where.items()]
+    if claim.axis is not None and claim.named():
+        needs.append(f"{claim.axis} {' and '.join(claim.named())}")
+    return f"that needs {', '.join(needs)}" if needs else ""
 
 
 def _decide(study: Study, claim: Claim, found: Sequence[Result]) -> Verdict:
@@ -174,4 +186,4 @@ def _reduction(claim: Claim, rows: Sequence[Row]) -> Verdict:
         return Verdict(claim.text, None)
     most = max(shares)
     reached = sum(share >= (claim.number or 0.0) - claim.margin for share in shares)
-    return Verdict(claim.text, reached > 0, reached, len(shares), f"at most {most:.1%}")
+    return Verdict(claim.text, reached > 0, reached, len(shares), f"the most is {100 * most:.1f} %")

@@ -26,6 +26,7 @@ from fedloom.experiments.runner import say
 from fedloom.experiments.study import Study, StudyRun, cells, runs
 from fedloom.experiments.study_report import beside_published, command, facts_report, report
 from fedloom.experiments.study_sections import FULL, picked
+from fedloom.experiments.words import counted
 from fedloom.interruption import import_torch
 from fedloom.rundir import CONFIG, FIGURE, RESULTS, write_json, write_whole
 
@@ -129,7 +130,8 @@ def _introduce(study: Study, wanted: Sequence[StudyRun], console: Console, again
     if study.facts is None:
         rounds = sum(run.experiment.rounds for run in wanted)
         count = len({key(run.cell) for run in wanted})
-        say(console, f"{len(wanted):,} runs in {count:,} cells, at most {rounds:,} rounds in all")
+        ran = f"{counted(len(wanted), 'run')} in {counted(count, 'cell')}"
+        say(console, f"{ran}, at most {counted(rounds, 'round')} in all")
     if study.stand_ins is not None:
         say(console, f"stand-in, not the paper's own: {study.stand_ins}")
     experiments = [run.experiment for run in wanted]
@@ -153,7 +155,8 @@ def scale_words(study: Study) -> list[str]:
         words.append(f"scale {study.scale}: {scale.says}")
         changes = _pairs(scale.set)
         if study.facts is None:
-            changes = [f"{len(list(cells(study)))} of {len(list(cells(study.at(FULL))))} cells", *changes]
+            kept, all_cells = (len(list(cells(each))) for each in (study, study.at(FULL)))
+            changes = [*([f"{kept:,} of {all_cells:,} cells"] if kept < all_cells else []), *changes]
         if changes:
             words.append(f"against the paper: {', '.join(changes)}")
         there = list(cells(study))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from rich.text import Text
 
 from fedloom import lock
 from fedloom.documents import left_behind, read_records
+from fedloom.ends import ENDS, final
 from fedloom.errors import Diverged, FedloomError
 from fedloom.experiments.resume import as_begun, check_allowed
 from fedloom.experiments.schema import Experiment, RunSpec
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from fedloom.data.federated import FederatedData
     from fedloom.task import Task
 
-LAST = 10
-"""A final figure is the mean over this many evaluated rounds at the end: a single round's swings too much."""
 PICTURE = "curves.png"
 
 
@@ -47,9 +47,13 @@ class RunResult:
     diverged: Diverged | None = None
 
     def final(self, metric: str) -> float | None:
-        """The mean of the last evaluated rounds; None where the metric was never measured, or the run diverged."""
-        values = self._values(metric)
-        return statistics.fmean(values[-LAST:]) if values and self.diverged is None else None
+        """What it came to at the end; None where the metric was never measured, or the run diverged."""
+        return None if self.diverged is not None else final(self._values(metric))
+
+    def rounds_to(self, target: float) -> int | None:
+        """The rounds until the test accuracy was that high; None where it never was."""
+        there = (record["round"] + 1 for record in self.rounds if (record.get("test_accuracy") or 0.0) >= target)
+        return next(there, None)
 
     def best(self, metric: str) -> float | None:
         """The largest value of any round."""
@@ -133,7 +137,8 @@ def run_experiment(
             ) from error
         if first:
             _summarise(out, experiment, results, complete=True)
-            console.print(summary_table(results))
+            console.print(summary_table(results, experiment.target))
+            say(console, ENDS)
             _picture(results, data, out / PICTURE, experiment.title, console)
     say(console, f"runs: {out}")
     for result in results:
@@ -255,11 +260,15 @@ def _one(
     return RunResult(run.label, run.seed, folder, history.rounds, history.seconds)
 
 
-def summary_table(results: Sequence[RunResult]) -> Table:
-    """The algorithms, best first: final accuracy over the seeds, the best round, the loss, the time."""
+def summary_table(results: Sequence[RunResult], target: float | None = None) -> Table:
+    """The algorithms, best first: final accuracy over the seeds, the best round, the loss, the time.
+
+    With a target the best is who needs the fewest rounds to it.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("algorithm", no_wrap=True)
-    for heading in ("test accuracy %", "best %", "test loss", "seconds"):
+    to_target = [] if target is None else [f"rounds to {target:.4g}"]
+    for heading in (*to_target, "test accuracy %", "best %", "test loss", "seconds"):
         table.add_column(heading, justify="right", no_wrap=True)
     rows = []
     for label in dict.fromkeys(result.label for result in results):
@@ -268,13 +277,19 @@ def summary_table(results: Sequence[RunResult]) -> Table:
         best = [value for run in runs if (value := run.best("test_accuracy")) is not None]
         loss = [value for run in runs if (value := run.final("test_loss")) is not None]
         diverged = sum(run.diverged is not None for run in runs)
+        needed = [] if target is None else [run.rounds_to(target) for run in runs]
+        arrived = [rounds for rounds in needed if rounds is not None]
+        part = f" in {len(arrived)} of {len(runs)}" if 0 < len(arrived) < len(runs) else ""
         cells = (
+            *([] if target is None else [f"{statistics.fmean(arrived):.1f}{part}" if arrived else "-"]),
             _mean_and_spread(accuracy) + (f" ({diverged} of {len(runs)} diverged)" if diverged else ""),
             f"{100 * statistics.fmean(best):.2f}" if best else "-",
             f"{statistics.fmean(loss):.4f}" if loss else "-",
             f"{statistics.fmean(run.seconds for run in runs):.1f}",
         )
-        order = (-statistics.fmean(accuracy) if accuracy else 1.0, statistics.fmean(loss) if loss else float("inf"))
+        late = statistics.median([math.inf if rounds is None else rounds for rounds in needed]) if needed else 0.0
+        high = -statistics.fmean(accuracy) if accuracy else 1.0
+        order = (late, high, statistics.fmean(loss) if loss else math.inf)
         rows.append((order, label, cells))
     for _, label, cells in sorted(rows):
         table.add_row(label, *cells)

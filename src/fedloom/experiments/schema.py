@@ -295,9 +295,7 @@ def read(source: Path | Traversable | str, overrides: Iterable[str] = ()) -> Exp
     """
     written = Written.of(source, overrides)
     if "tune" in written.table:
-        raise FedloomError(
-            f"{written.name or 'experiment'}: expected none to tune, got a [tune] table: use fedloom tune"
-        )
+        raise FedloomError(f"{written.name or 'experiment'}: expected one to run, got a [tune] table: use fedloom tune")
     return written.valid(Experiment, written.table)
 
 

@@ -195,7 +195,12 @@ class Study(Section):
 
     def compares(self, cell: Cell) -> bool:
         """Whether this cell can be held against what was published."""
-        return self.compared and not any(where.stand_in and picked(cell, where.cell) for where in self.places)
+        return self.compared and not self.stands_in(cell)
+
+    def stands_in(self, cell: Cell) -> bool:
+        """Whether this cell is not the paper's own: numbers of other data are not subtracted from each other."""
+        places = (where for where in self.places if where.stand_in)
+        return self.standing_in is not None or any(picked(cell, where.cell) for where in places)
 
     @property
     def places(self) -> list[Where]:

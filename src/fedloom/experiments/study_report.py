@@ -55,7 +55,9 @@ def report(
                 "cell": result.cell,
                 "measure": result.measure.name,
                 "words": published_words(result.measure, number),
-                "difference": difference_words(result.measure, result.measured, number),
+                "difference": ""
+                if study.stands_in(result.cell)
+                else difference_words(result.measure, result.measured, number),
                 "matched": matched_in(study, result, number),
             }
             for result, number in beside_published(found, beside)

@@ -27,9 +27,11 @@ from fedloom.experiments.measures import Outcome
 from fedloom.experiments.origins import remember
 from fedloom.experiments.runner import rounds_bar, say
 from fedloom.experiments.study import Study, StudyRun, runs
-from fedloom.experiments.words import only_words
+from fedloom.experiments.words import counted, only_words
 from fedloom.rundir import CONFIG, SUMMARY, write_whole
 
+QUIET = 60.0
+"""Seconds without a word where there is no bar to look at."""
 SOON = 2.0
 """Seconds after which somebody who waits is told how far it is."""
 
@@ -152,6 +154,7 @@ class _OnTheWay:
     line: str
     shelf: Shelf = field(default_factory=Shelf)
     since: float = field(default_factory=time.perf_counter)  # the seconds before are written down
+    told: float = field(default_factory=time.perf_counter)  # when somebody without a terminal last heard of it
 
     def tell(self, trained: StudyRun) -> None:
         """What differs from the run in its clock alone, once it is there."""
@@ -182,7 +185,7 @@ class _OnTheWay:
                     and 0 < through < total
                     and now - told > max(SOON, 0.02 * (now - began))
                 ):
-                    told = now
+                    told = self.told = now
                     to_go = (now - began) * _ahead(stack, pile, expected)
                     so_far = (
                         f"{_over(self.wanted, self.out):,} of {len(self.wanted):,} runs after {duration(now - began)}"
@@ -206,8 +209,17 @@ class _OnTheWay:
                 self._spent(run)
             accuracy = record.get("test_accuracy")
             shown = "" if accuracy is None else f"  {accuracy:.1%}"
-            bar.update(bar.task_ids[0], advance=1, description=f"{shorten(run.label, 50)}{shown}")
+            waiting.append(run)
+            if run is stack[0] or len(waiting) >= len(stack):  # a stack's runs come together: a rate is told of rounds
+                bar.update(bar.task_ids[0], advance=len(waiting), description=f"{shorten(run.label, 50)}{shown}")
+                waiting.clear()
+            now = time.perf_counter()
+            if not self.console.is_terminal and now - self.told > QUIET:
+                self.told = now
+                of = f"{record['round'] + 1:,} of at most {run.experiment.rounds:,} rounds"
+                say(self.console, f"{shorten(run.label, 50)}: {of}{shown}")
 
+        waiting: list[StudyRun] = []
         self.since = time.perf_counter()
         self._spent(stack[0])  # what a kill leaves has its origin too, and its seconds up to a few
         try:
@@ -250,7 +262,7 @@ def begun(
     rounds = int(min(most, *(reached(first) for _, first in tested)))
     left_out = []
     if untested := len(furthest) - len(tested):
-        left_out.append(f"left out, for want of a first test: {untested:,} of those that were begun")
+        left_out.append(f"left out, begun and not yet tested: {counted(untested, 'run')}")
     found: dict[str, Outcome] = {}
     shelf, lacking = Shelf(), ""
     for alike, first in tested:

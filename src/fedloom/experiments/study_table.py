@@ -35,7 +35,7 @@ def line(study: Study, result: Result, number: Published | None) -> Line:
     """One cell."""
     measure, measured = result.measure, result.measured
     mark = "" if number is None else MARKS[matched_in(study, result, number)]
-    away = difference_words(measure, measured, number)
+    away = "" if study.stands_in(result.cell) else difference_words(measure, measured, number)
     return Line(measured_words(measure, measured), published_words(measure, number), away, mark)
 
 

@@ -17,6 +17,7 @@ from fedloom.experiments.runner import say
 from fedloom.experiments.schema import Experiment
 from fedloom.experiments.selection import Rule, edges
 from fedloom.experiments.tune_file import Tuned, TuneFile
+from fedloom.experiments.words import counted
 from fedloom.rundir import write_json, write_whole
 from fedloom.versions import versions
 
@@ -59,7 +60,7 @@ def show(findings: Findings, out: Path, console: Console) -> None:
             say(console, f"picture: {picture}")
     winners = best_experiments(findings)
     for name, experiment in winners.items():
-        write_whole(out / name, experiment.to_toml())
+        write_whole(out / name, _about(findings, experiment) + experiment.to_toml())
         say(console, f"best: {out / name}")
     say(console, f"numbers: {out / NUMBERS}")
     if lost := [label for label, best in findings.best.items() if best is None]:
@@ -94,19 +95,39 @@ def table(findings: Findings, algorithm: Tuned) -> Table:
 
 def _title(findings: Findings, algorithm: Tuned) -> Text:
     tune, rule = findings.file.tune, findings.rule
+    every = rule.last is not None and _rounds(findings) <= rule.last
+    over = "all rounds, the climb among them" if every else f"the last {rule.last} rounds"
     how = {
-        "validation": f"on {tune.validation:.0%} of the clients, held out; mean of the last {rule.last} rounds",
+        "validation": f"on {tune.validation:.0%} of the clients, held out; mean of {over}",
         "train_loss": f"mean of the first {tune.first:.0%} of the rounds",
-        "last": f"mean of the last {rule.last} rounds",
+        "last": f"mean of {over}",
     }
     return Text(f"{algorithm.label}: {rule.metric}, {how[rule.select]}", style="bold")
+
+
+def _rounds(findings: Findings) -> int:
+    """The most that a run was to have."""
+    return max(each.point.experiment.rounds for own in findings.tried.values() for each in own)
+
+
+def _about(findings: Findings, experiment: Experiment) -> str:
+    """What decided for each algorithm of the file, as a remark at its head."""
+    labels = {algorithm.label for algorithm in experiment.algorithms}
+    lines = []
+    for algorithm in findings.algorithms:
+        best = findings.best[algorithm.label]
+        if best is not None and algorithm.label in labels and (score := best.score(findings.rule)) is not None:
+            figure = f"{_figure(findings, score)}{' %' if findings.percent else ''}"
+            tried = f"best of {len(findings.tried[algorithm.label])} settings"
+            lines.append(f"# {_title(findings, algorithm)}: {figure}, {tried}\n")
+    return "".join(lines)
 
 
 def _why_not(tried: Tried, scored: bool) -> str:
     if tried.diverged:
         return f"diverged ({tried.diverged.split(',')[0]})"
     if tried.pruned:
-        return f"pruned after {max(len(run.rounds) for run in tried.runs)} rounds"
+        return f"pruned after {counted(max(len(run.rounds) for run in tried.runs), 'round')}"
     return "" if scored else "not finite"
 
 
@@ -139,7 +160,7 @@ def numbers(findings: Findings, out: Path) -> dict[str, Any]:
         "experiment": str(findings.file.experiment_table.get("name")),
         "select": rule.select,
         "metric": rule.metric,
-        "rounds_averaged": rule.last,
+        "rounds_averaged": None if rule.last is None else min(rule.last, _rounds(findings)),
         "lower_is_better": rule.lower,
         "points": points,
         "best": {

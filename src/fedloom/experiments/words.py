@@ -73,6 +73,14 @@ def only_words(axis: str, values: Iterable[str]) -> str:
     return f"{axis}={line.getvalue()}"
 
 
+def counted(count: int, what: str) -> str:
+    """
+    >>> counted(1, "run"), counted(1200, "run")
+    ('1 run', '1,200 runs')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def cell_words(cell: Mapping[str, str]) -> str:
     """The values of a cell; a bare number says of which axis, and so does `with`.
 
