@@ -105,3 +105,14 @@ def always(*cohorts: Sequence[int]) -> Sampler:
         return Drawn(torch.tensor(left.pop(0) if len(left) > 1 else left[0], dtype=torch.int64))
 
     return Sampler("always", draw)
+
+
+def half_frozen(scale: float) -> fl.Task:
+    """A model whose first layer does not train; its weights are those of the seed times `scale`."""
+
+    def model() -> torch.nn.Module:
+        first = torch.nn.Linear(6, 5).requires_grad_(False)
+        first.weight.mul_(scale)
+        return torch.nn.Sequential(first, torch.nn.Tanh(), torch.nn.Linear(5, 4))
+
+    return fl.Task(model)

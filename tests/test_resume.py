@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from forked import program
-from small_federations import classification, linear
+from small_federations import classification, half_frozen, linear
 
 import fedloom as fl
 from fedloom import cli, lock, resumption
@@ -330,14 +330,6 @@ def test_another_version_is_refused_unless_allowed(
 def test_another_part_that_does_not_train_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No state holds it, and no setting: a pretrained layer, vectors of words."""
 
-    def task(scale: float) -> fl.Task:
-        def model() -> torch.nn.Module:
-            first = torch.nn.Linear(6, 5).requires_grad_(False)
-            first.weight.mul_(scale)
-            return torch.nn.Sequential(first, torch.nn.Tanh(), torch.nn.Linear(5, 4))
-
-        return fl.Task(model)
-
     def stop(record: dict[str, Any]) -> Any:
         return record["round"] == 2 and 1 / 0
 
@@ -349,17 +341,17 @@ def test_another_part_that_does_not_train_is_refused(tmp_path: Path, monkeypatch
         dtype=torch.float64,
     )
     with pytest.raises(ZeroDivisionError):
-        run(task(1.0), rounds=4, cohort=2, callbacks=[stop])
+        run(half_frozen(1.0), rounds=4, cohort=2, callbacks=[stop])
     with pytest.raises(Damaged, match=r"run, frozen: expected '\w{64}' .*allow=\['frozen'\]"):
-        run(task(2.0), rounds=4, cohort=2, resume=True)
-    resumed = run(task(1.0), rounds=4, cohort=2, resume=True)
+        run(half_frozen(2.0), rounds=4, cohort=2, resume=True)
+    resumed = run(half_frozen(1.0), rounds=4, cohort=2, resume=True)
     assert resumed.resolved["resumed"]["round"] and len(resumed.rounds) == 4
     noted = resumption.notes
     with monkeypatch.context() as before:  # before it was noted
         before.setattr(resumption, "notes", lambda *of: {k: v for k, v in noted(*of).items() if k != "frozen"})
         with pytest.raises(ZeroDivisionError):
-            run(task(1.0), rounds=4, cohort=2, callbacks=[stop], run_dir=tmp_path / "older")
-    older = run(task(1.0), rounds=4, cohort=2, resume=True, run_dir=tmp_path / "older")
+            run(half_frozen(1.0), rounds=4, cohort=2, callbacks=[stop], run_dir=tmp_path / "older")
+    older = run(half_frozen(1.0), rounds=4, cohort=2, resume=True, run_dir=tmp_path / "older")
     assert older.resolved["resumed"]["round"] and len(older.rounds) == 4
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from algorithm_table import CONSTRUCTORS
-from small_federations import classification
+from small_federations import classification, half_frozen
 
 import fedloom as fl
 from fedloom import cli
@@ -179,23 +179,15 @@ def test_other_settings_than_a_run_was_begun_with_are_refused(
 def test_another_part_that_does_not_train_is_refused(tmp_path: Path) -> None:
     """It is sent to every client, and stands in no state and no setting."""
 
-    def task(scale: float) -> fl.Task:
-        def model() -> torch.nn.Module:
-            first = torch.nn.Linear(6, 5).requires_grad_(False)
-            first.weight.mul_(scale)
-            return torch.nn.Sequential(first, torch.nn.Tanh(), torch.nn.Linear(5, 4))
-
-        return fl.Task(model)
-
     def rooms(scale: float) -> OneRoom:
-        return OneRoom(apps(task(scale), DATA, FEDADAM(), tmp_path / "devices"))
+        return OneRoom(apps(half_frozen(scale), DATA, FEDADAM(), tmp_path / "devices"))
 
-    strategy = Interrupted(FEDADAM(), task(1.0), population=3, run_dir=tmp_path / "run", **OPTIONS)
+    strategy = Interrupted(FEDADAM(), half_frozen(1.0), population=3, run_dir=tmp_path / "run", **OPTIONS)
     with pytest.raises(KeyboardInterrupt):
         strategy.start(rooms(1.0), num_rounds=4)
     with pytest.raises(fl.FedloomError, match=r"run, frozen: expected '\w{64}'"):
-        deploy(task(2.0), rooms(2.0), FEDADAM(), rounds=4, run_dir=tmp_path / "run", **OPTIONS)
-    resumed = deploy(task(1.0), rooms(1.0), FEDADAM(), rounds=4, run_dir=tmp_path / "run", **OPTIONS)
+        deploy(half_frozen(2.0), rooms(2.0), FEDADAM(), rounds=4, run_dir=tmp_path / "run", **OPTIONS)
+    resumed = deploy(half_frozen(1.0), rooms(1.0), FEDADAM(), rounds=4, run_dir=tmp_path / "run", **OPTIONS)
     assert len(resumed.history.rounds) == 4
 
 
