@@ -77,18 +77,19 @@ def test_the_summary_has_means_over_the_last_ten_and_their_spread(tmp_path: Path
     text = render(read([tmp_path]))
     rows = Outline(text).tables[0]
     assert rows == [
-        ["series", "final accuracy %", "last 10", "best accuracy %", "seconds", "seeds", "state"],
+        ["series", "final accuracy %", "range", "best accuracy %", "seconds", "seeds", "state"],
         ["high", "80.00", "80.0 to 80.0", "80.00", "5.5", "0", "stopped after 11 of 20 rounds"],
         ["low", "55.00 ± 7.07", "50.0 to 60.0", "90.00", "2.0", "0, 1", "finished"],
     ]
     assert "The same in all rows: rounds 11." in text
+    assert "means over the last 10 evaluations, or over all where there are fewer; the range is of the same" in text
 
 
 def test_without_an_accuracy_a_loss_ranks(tmp_path: Path) -> None:
     for label, loss in (("worse", 0.5), ("better", 0.25)):
         write_run(tmp_path / label, records([2.0, loss], "test_loss"), label)
     rows = page_of(tmp_path).tables[0]
-    assert rows[0][:4] == ["series", "final loss", "last 10", "best loss"]
+    assert rows[0][:4] == ["series", "final loss", "range", "best loss"]
     assert [row[:4] for row in rows[1:]] == [
         ["better", "1.125", "0.25 to 2", "0.25"],
         ["worse", "1.25", "0.5 to 2", "0.5"],
@@ -98,13 +99,14 @@ def test_without_an_accuracy_a_loss_ranks(tmp_path: Path) -> None:
 def test_a_tuning_is_told_by_what_decided(tmp_path: Path) -> None:
     text = render(read([write_tuning(tmp_path / "tuning", {"0.1": 0.3, "1.0": None, "0.5": 0.7})]))
     rows = Outline(text).tables[0]
-    assert rows[0] == ["series", "validation accuracy %", "last 10", "best validation accuracy %", "seconds", "state"]
+    assert rows[0] == ["series", "validation accuracy %", "range", "best validation accuracy %", "seconds", "state"]
     assert [[row[0], row[1], row[-1]] for row in rows[1:]] == [
         ["FedAvg (client_lr 0.5)", "70.00", "finished, best"],
         ["FedAvg (client_lr 0.1)", "30.00", "finished"],
         ["FedAvg (client_lr 1.0)", "–", "pruned"],
     ]
-    assert "Validation accuracy is what the tuning went by, a mean over the last 10 rounds" in text
+    told = "Validation accuracy is what the tuning went by, a mean over the last 10 rounds, or over all where there are"
+    assert f"{told} fewer; the range is of the last 10 evaluations, or of all" in text
     assert "<dd>2.0 for each run</dd>" in text and "in all" not in text.partition("<section")[0]
 
 
@@ -245,7 +247,7 @@ RESULTS = {
     "claims": [
         {"text": "FedAdp <wins>", "holds": True, "detail": "by 3 points"},
         {"text": "always", "holds": False, "held": 2, "of": 6},
-        {"text": "perhaps", "holds": None},
+        {"text": "perhaps", "holds": None, "held": 0, "of": 0},
     ],
 }
 
@@ -261,7 +263,8 @@ def test_measured_stands_beside_published(tmp_path: Path) -> None:
     assert rows[4][1:] == ["FedProx", "", "rounds", "86.3 ± 1.7", "99", "−13", "–"]
     assert [row[0] for row in rows[1:3]] == ["FedAvg, alpha 1, accuracy", "FedAdp, alpha 1, accuracy"]
     assert "Not the paper's setting" not in html.unescape(text)
-    assert "1 of 2 claims hold, 1 not decided" in text and "FedAdp &lt;wins&gt;" in text and "in 2 of 6 cases" in text
+    assert "1 of 2 claims hold, 1 not decided" in text and "FedAdp &lt;wins&gt;" in text and "in 2 of 6 cells" in text
+    assert text.count("no cell to tell") == 1
     assert "<title>A &lt;table&gt;</title>" in text
     assert re.findall(r'<b class="(\w+)">([\w ]+)</b>', text) == [
         ("good", "passed"),

@@ -81,7 +81,7 @@ def summary(series: Sequence[Series]) -> str:
     if metric is not None:
         unit = " %" if is_share(metric) else ""
         first = "" if decided(series) is not None else "final "
-        headings += [f"{first}{words(metric)}{unit}", f"last {LAST}", f"best {words(metric)}{unit}"]
+        headings += [f"{first}{words(metric)}{unit}", "range", f"best {words(metric)}{unit}"]
     losses = [name for name in LOSSES if name != metric]
     headings += [*(name.replace("_", " ") for name in losses), "rounds", "seconds", "folder", "seeds", "state"]
     rows = []
@@ -95,12 +95,15 @@ def summary(series: Sequence[Series]) -> str:
 def meaning(series: Sequence[Series]) -> str:
     """What the summary's numbers are."""
     judged = decided(series)
+    fewer = "or over all where there are fewer"
     if judged is None:
-        mean = f"Final figures are means over the last {LAST} evaluations"
+        told = [f"Final figures are means over the last {LAST} evaluations, {fewer}"]
+        told += ["the range is of the same evaluations"] if score(series) is not None else []
     else:
-        over = "all rounds" if judged.last is None else f"the last {judged.last} rounds"
-        mean = f"{words(judged.metric).capitalize()} is what the tuning went by, a mean over {over}"
-    return f"{mean}; ± is the standard deviation over seeds."
+        over = "all rounds" if judged.last is None else f"the last {judged.last} rounds, {fewer}"
+        told = [f"{words(judged.metric).capitalize()} is what the tuning went by, a mean over {over}"]
+        told.append(f"the range is of the last {LAST} evaluations, or of all")
+    return "; ".join([*told, "± is the standard deviation over seeds."])
 
 
 def slim(headings: Sequence[Cell], rows: Sequence[Sequence[Cell]], among: Container[str]) -> str:

@@ -13,6 +13,7 @@ from fedloom.report import settings
 from fedloom.report.figures import slim
 from fedloom.report.markup import Cell, definitions, tag, text
 from fedloom.report.runs import Study
+from fedloom.report.series import telling
 
 Row = Mapping[str, Any]
 _FACTS = ("paper", "scale", "stand_in", "command", "commit", "device", "seconds")
@@ -101,7 +102,7 @@ def _numbers(rows: Sequence[tuple[Row, Row | None, Row | None]]) -> str:
     headings += map(Cell, ("measured", "published", "difference", "matched"))
     lines = []
     for cell, ours, theirs in rows:
-        name = cell_words({key: cell[key] for key in told if key in cell}) if joined else ""
+        name = cell_words(telling(cell, told)) if joined else ""
         coordinates = [Cell(name, kind="narrow")] if joined else []
         coordinates += [Cell(cell.get(key, ""), kind="wide" if joined else "") for key in keys]
         verdict = _MATCHED[_bool(theirs, "matched")]
@@ -149,7 +150,8 @@ def _claims(claims: Sequence[Row]) -> str:
     lines = []
     for claim in claims:
         said, kind = _MARKS[_bool(claim, "holds")]
-        counted = f"in {claim['held']} of {claim['of']} cases" if "held" in claim and claim.get("of") else ""
+        known = "held" in claim and "of" in claim
+        counted = (f"in {claim['held']} of {claim['of']} cells" if claim["of"] else "no cell to tell") if known else ""
         detail = settings.shown(claim["detail"]) if claim.get("detail") not in (None, "") else ""
         more = tag("small", text("; ".join(filter(None, (counted, detail)))))
         lines.append(tag("li", f"{tag('b', said, class_=kind)} {text(claim.get('text', ''))} {more}"))
