@@ -248,6 +248,25 @@ def test_a_family_of_metrics_is_small_charts(open_page: Any) -> None:
     assert page.locator("#any-charts figure").count() == 1
 
 
+def pixel(page: Any, box: Any, inside: int) -> bytes:
+    """The colour so many pixels inside the right edge of a box, above its lower edge."""
+    place = box.bounding_box()
+    left, top = place["x"] + place["width"] - inside, place["y"] + place["height"] - 10
+    return bytes(page.screenshot(clip={"x": left, "y": top, "width": 1, "height": 1}, full_page=True))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_wide_table_shows_that_there_is_more(open_page: Any, scheme: str) -> None:
+    page = open_page(390, color_scheme=scheme)
+    box = page.locator("#summary .scroll")
+    assert box.evaluate("each => each.scrollWidth > each.clientWidth")
+    plain = pixel(page, box, 60)
+    assert pixel(page, box, 3) != plain
+    box.evaluate("each => { each.scrollLeft = each.scrollWidth; }")
+    page.wait_for_timeout(100)
+    assert pixel(page, box, 3) == plain
+
+
 def test_a_heading_sorts_the_table(open_page: Any) -> None:
     page = open_page()
     cells = page.locator("#summary tbody tr th")

@@ -38,6 +38,8 @@ class Outline(HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "wbr":
+            return
         given = dict(attrs)
         self.tags.append(tag)
         self.addresses += [given[key] or "" for key in ("src", "href", "action", "srcset") if key in given]
@@ -178,6 +180,36 @@ def test_many_series_begin_with_the_best_of_the_first_folder(tmp_path: Path) -> 
     content = charts.payload(assemble(read([tmp_path]).runs))
     assert (content["groups"], content["group"]) == (["a", "b"], "a")
     assert content["hidden"] == list(range(18))
+
+
+# Settings -------------------------------------------------------------------------------------------------------------
+
+
+def test_few_series_stand_beside_each_other_however_many_their_settings(tmp_path: Path) -> None:
+    more = {f"part_{index}": index for index in range(20)}
+    write_run(tmp_path / "a", records([0.1]), "FedAvg", title="one")
+    write_run(tmp_path / "b", records([0.1]), "FedGLAD", algorithm=more | {"name": "fedglad"}, title="two")
+    rows = page_of(tmp_path).tables[-1]
+    assert rows[:3] == [
+        ["setting", "FedAvg", "FedGLAD"],
+        ["algorithm.name", "fedavg", "fedglad"],
+        ["algorithm.part_0", "–", "0"],
+    ]
+    assert len(rows) == 2 + len(more)
+
+
+def test_of_many_series_the_settings_with_most_values_come_first(tmp_path: Path) -> None:
+    for index in range(12):
+        own = {"name": "fedyogi", "tau": 0.001} if index % 2 else {"weighting": f"{index % 4}"}
+        more = own | {"glad": True} if index == 0 else own
+        run = {"epochs": index % 3 + 1, "algorithm": {"client_lr": index / 10, **more}}
+        write_run(tmp_path / f"{index:02}", records([0.1]), f"series {index}", **run)
+    text = render(read([tmp_path]))
+    rows = Outline(text).tables[-1]
+    keys = ["algorithm.client_lr", "epochs", "algorithm.name", "algorithm.weighting", "algorithm.glad"]
+    assert rows[0] == ["series", *keys]
+    assert rows[1] == ["series 0", "0.0", "1", "fedavg", "0", "true"]
+    assert "Only fedyogi: algorithm.tau 0.001." in text  # in a sentence, not in a column of its own
 
 
 # Who holds what -------------------------------------------------------------------------------------------------------

@@ -6,9 +6,8 @@ import math
 import statistics
 from collections.abc import Container, Sequence
 
-from fedloom.report import settings
 from fedloom.report.homes import Judged
-from fedloom.report.markup import Cell, definitions, table, tag, text
+from fedloom.report.markup import Cell, table, tag, text
 from fedloom.report.runs import Run
 from fedloom.report.series import Series, metrics
 
@@ -88,7 +87,9 @@ def summary(series: Sequence[Series]) -> str:
     for each in sorted(series, key=lambda each: rank(each, metric)):
         scores = _scores(each, metric) if metric is not None else []
         cells = [Cell(each.label, look=each.look), *scores, *(_loss(each, name) for name in losses)]
-        rows.append([*cells, _rounds(each), _seconds(each), Cell(each.group or "–"), _seeds(each), _state(each)])
+        rows.append(
+            [*cells, _rounds(each), _seconds(each), Cell(each.group or "–", kind="long"), _seeds(each), _state(each)]
+        )
     return slim([*map(Cell, headings)], rows, {"rounds", "folder", "seeds", "state"})
 
 
@@ -179,23 +180,3 @@ def divergences(series: Sequence[Series]) -> str:
         if run.diverged is not None
     ]
     return tag("ul", "".join(lines), class_="bad") if lines else ""
-
-
-def differences(series: Sequence[Series]) -> str:
-    """A row per series, a column per key whose value is not the same in all of them; what they share is folded away."""
-    tables = [each.settings for each in series]
-    keys = [key for key in settings.differing(tables) if key != "algorithm.label"]
-    parts = []
-    if keys:
-        rows = [
-            [Cell(each.label, look=each.look), *(Cell(each.settings.get(key, settings.ABSENT)) for key in keys)]
-            for each in series
-        ]
-        parts.append(table(["series", *keys], rows))
-    elif len(series) > 1:
-        parts.append(tag("p", "No setting differs between the series.", class_="note"))
-    shared = settings.common(tables)
-    if shared:
-        told = f"{len(shared)} settings that {'all series share' if len(series) > 1 else 'the runs have'}"
-        parts.append(tag("details", tag("summary", text(told)) + definitions(shared, "settings")))
-    return "\n".join(parts)

@@ -16,6 +16,7 @@ from fedloom import __version__
 from fedloom.errors import FedloomError
 from fedloom.report import figures, published
 from fedloom.report.charts import payload
+from fedloom.report.differences import differences
 from fedloom.report.markup import definitions, embedded, tag, text
 from fedloom.report.palette import DASHES, LINES, PAGE
 from fedloom.report.runs import Found, Run, Study, alone, read, spent
@@ -53,7 +54,7 @@ def render(found: Found, data_folder: Path | None = None) -> str:
         _section("published", "Measured beside published", _studies(found.studies)),
         _section("curves", "Learning curves", _curves(content) if content["metrics"] else ""),
         _section("partition", "Who holds what", _PARTITION if content["partitions"] else ""),
-        _section("settings", "Settings", figures.differences(series) if series else ""),
+        _section("settings", "Settings", differences(series) if series else ""),
         _section("runs", "Runs", _runs(found.runs)),
     ]
     return Template(_file("page.html")).substitute(
