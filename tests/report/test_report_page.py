@@ -15,6 +15,7 @@ import pytest
 from small_runs import records, write_run, write_study, write_tuning
 
 from fedloom import cli
+from fedloom.errors import Damaged
 from fedloom.experiments import schema
 from fedloom.experiments.runner import run_experiment
 from fedloom.report import charts, published
@@ -22,6 +23,7 @@ from fedloom.report.page import render, write_report
 from fedloom.report.runs import Found, Study, read
 from fedloom.report.series import assemble
 
+PNG = b"\x89PNG\r\n\x1a\n"
 ODD = ["</script><script>alert(1)</script>", "Größe \"ä\" & 'q'", "中文标签", "<b>bold</b>", "$title ${data} \\u003c"]
 
 
@@ -210,6 +212,24 @@ def test_of_many_series_the_settings_with_most_values_come_first(tmp_path: Path)
     assert rows[0] == ["series", *keys]
     assert rows[1] == ["series 0", "0.0", "1", "fedavg", "0", "true"]
     assert "Only fedyogi: algorithm.tau 0.001." in text  # in a sentence, not in a column of its own
+
+
+# Heat maps ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tunings_heat_maps_are_on_the_page(tmp_path: Path) -> None:
+    folder = write_tuning(tmp_path / "tuning", {"0.1": 0.3, "0.5": 0.7})
+    assert 'id="heat-maps"' not in render(read([folder]))
+    for name in ("fedyogi", "fedavg"):
+        (folder / f"heatmap-{name}.png").write_bytes(PNG + name.encode())
+    found = read([folder, tmp_path]).tunings
+    assert [list(each.heat_maps) for each in found] == [["fedavg", "fedyogi"]]
+    text = render(read([folder]))
+    pictures = [base64.b64encode(PNG + name).decode() for name in (b"fedavg", b"fedyogi")]
+    assert re.findall(r'<img src="data:image/png;base64,([^"]+)"', text) == pictures
+    (folder / "heatmap-fedavg.png").write_bytes(b"GIF89a")
+    with pytest.raises(Damaged, match=r"heatmap-fedavg\.png: expected a PNG.*`fedloom tune` draws it again"):
+        read([folder])
 
 
 # Who holds what -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 from collections.abc import Mapping, Sequence
@@ -92,6 +93,12 @@ def swatch(look: Look) -> str:
 def definitions(pairs: Mapping[str, str], kind: str) -> str:
     """Names and what they stand for."""
     return tag("dl", "".join(f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in pairs.items()), class_=kind)
+
+
+def picture(png: bytes, name: str) -> str:
+    """Within the page, at the size it was drawn at: on a phone it is moved, not shrunk until nobody can read it."""
+    source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    return tag("div", f'<img src="{source}" alt="{text(name)}">', class_="scroll picture", tabindex="0")
 
 
 def embedded(value: Any) -> str:

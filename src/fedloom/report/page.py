@@ -17,9 +17,9 @@ from fedloom.errors import FedloomError
 from fedloom.report import figures, published
 from fedloom.report.charts import payload
 from fedloom.report.differences import differences
-from fedloom.report.markup import definitions, embedded, tag, text
+from fedloom.report.markup import definitions, embedded, picture, tag, text
 from fedloom.report.palette import DASHES, LINES, PAGE
-from fedloom.report.runs import Found, Run, Study, alone, read, spent
+from fedloom.report.runs import Found, Run, Study, Tuning, alone, read, spent
 from fedloom.report.series import Series, assemble
 from fedloom.rundir import write_whole
 
@@ -51,6 +51,7 @@ def render(found: Found, data_folder: Path | None = None) -> str:
     script = f"{_file('charts.js')}\n{_file('page.js')}"
     sections = [
         _section("summary", "Summary", _summary(series)),
+        _section("heat-maps", "Client rate against server rate", _heat_maps(found.tunings)),
         _section("published", "Measured beside published", _studies(found.studies)),
         _section("curves", "Learning curves", _curves(content) if content["metrics"] else ""),
         _section("partition", "Who holds what", _PARTITION if content["partitions"] else ""),
@@ -116,6 +117,20 @@ def _summary(series: Sequence[Series]) -> str:
 def _studies(studies: Sequence[Study]) -> str:
     """Open where they are few, folded away where they are many."""
     return "\n".join(published.study(each, folded=len(studies) > 3) for each in studies)
+
+
+def _heat_maps(tunings: Sequence[Tuning]) -> str:
+    """A tuning's pictures; of several tunings each under its folder's name."""
+    parts = []
+    for tuning in tunings:
+        name = tuning.path.resolve().name
+        pictures = "".join(
+            picture(png, f"{name}, {algorithm}: the score at each client rate and server rate")
+            for algorithm, png in tuning.heat_maps.items()
+        )
+        head = tag("h3", text(name)) if len(tunings) > 1 else ""
+        parts.append(head + tag("div", pictures, class_="pictures"))
+    return "\n".join(parts)
 
 
 def _runs(runs: Sequence[Run]) -> str:
