@@ -89,7 +89,8 @@ _LEARNING = '<div class="charts" id="learning-charts"></div>\n'
 _INSIDE = '<h2>Inside the rounds</h2>\n<div class="charts" id="inside-charts"></div>\n'
 _ANY = """<div id="any" hidden><h2>Any series</h2>
 <label>show <select id="metric"></select></label>
-<div class="charts" id="any-charts"></div></div>"""
+<div class="charts" id="any-charts"></div>
+<p class="note" id="any-more" hidden></p></div>"""
 _PARTITION = '<div id="partition-maps"></div>'
 
 
