@@ -248,6 +248,51 @@ def test_a_family_of_metrics_is_small_charts(open_page: Any) -> None:
     assert page.locator("#any-charts figure").count() == 1
 
 
+def test_of_a_large_family_a_part_is_drawn_when_it_is_asked_for(open_page: Any, tmp_path: Path) -> None:
+    angles = {f"angle/{client}": client / 10 for client in range(30, 0, -1)}
+    page = open_page(file=write_report([write_run(tmp_path / "run", records([0.1, 0.2], **angles)).parent]))
+    charts, more = page.locator("#any-charts figure"), page.locator("#any-more")
+    assert page.locator("#metric").input_value() == "examples_processed"
+    assert charts.count() == 1 and not more.is_visible()
+    page.select_option("#metric", "angle/*")
+    assert page.locator("#any-charts figcaption").all_inner_texts() == [f"angle/{client}" for client in range(1, 13)]
+    assert more.inner_text().startswith("12 of 30 charts; 18 are left out.")
+    more.locator("button", has_text="show 12 more").click()
+    more.locator("button", has_text="show 6 more").click()
+    assert charts.count() == 30 and not more.is_visible()
+
+
+def test_the_map_says_what_its_rows_are(open_page: Any) -> None:
+    page = open_page()
+    canvas = page.locator(".map canvas").bounding_box()
+    rows = {each.inner_text(): each.bounding_box() for each in page.locator(".map .rows span").all()}
+    counts = json.loads(page.locator("#data").text_content())["partitions"][0]["counts"]
+    largest = max(map(sum, zip(*counts, strict=True)))
+    assert list(rows) == [f"{largest}", "examples", "0", *(f"class {label}" for label in range(10))]
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= canvas["x"] for box in rows.values())
+    middles = [rows[f"class {label}"]["y"] + rows[f"class {label}"]["height"] / 2 - canvas["y"] for label in range(10)]
+    assert middles == pytest.approx([52 + 18 * (label + 0.5) for label in range(10)], abs=1)
+
+
+def pixel(page: Any, box: Any, inside: int) -> bytes:
+    """The colour so many pixels inside the right edge of a box, above its lower edge."""
+    place = box.bounding_box()
+    left, top = place["x"] + place["width"] - inside, place["y"] + place["height"] - 10
+    return bytes(page.screenshot(clip={"x": left, "y": top, "width": 1, "height": 1}, full_page=True))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_wide_table_shows_that_there_is_more(open_page: Any, scheme: str) -> None:
+    page = open_page(390, color_scheme=scheme)
+    box = page.locator("#summary .scroll")
+    assert box.evaluate("each => each.scrollWidth > each.clientWidth")
+    plain = pixel(page, box, 60)
+    assert pixel(page, box, 3) != plain
+    box.evaluate("each => { each.scrollLeft = each.scrollWidth; }")
+    page.wait_for_timeout(100)
+    assert pixel(page, box, 3) == plain
+
+
 def test_a_heading_sorts_the_table(open_page: Any) -> None:
     page = open_page()
     cells = page.locator("#summary tbody tr th")

@@ -15,6 +15,7 @@ import pytest
 from small_runs import records, write_run, write_study, write_tuning
 
 from fedloom import cli
+from fedloom.errors import Damaged
 from fedloom.experiments import schema
 from fedloom.experiments.runner import run_experiment
 from fedloom.report import charts, published
@@ -22,6 +23,7 @@ from fedloom.report.page import render, write_report
 from fedloom.report.runs import Found, Study, read
 from fedloom.report.series import assemble
 
+PNG = b"\x89PNG\r\n\x1a\n"
 ODD = ["</script><script>alert(1)</script>", "Größe \"ä\" & 'q'", "中文标签", "<b>bold</b>", "$title ${data} \\u003c"]
 
 
@@ -38,6 +40,8 @@ class Outline(HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "wbr":
+            return
         given = dict(attrs)
         self.tags.append(tag)
         self.addresses += [given[key] or "" for key in ("src", "href", "action", "srcset") if key in given]
@@ -77,18 +81,19 @@ def test_the_summary_has_means_over_the_last_ten_and_their_spread(tmp_path: Path
     text = render(read([tmp_path]))
     rows = Outline(text).tables[0]
     assert rows == [
-        ["series", "final accuracy %", "last 10", "best accuracy %", "seconds", "seeds", "state"],
+        ["series", "final accuracy %", "range", "best accuracy %", "seconds", "seeds", "state"],
         ["high", "80.00", "80.0 to 80.0", "80.00", "5.5", "0", "stopped after 11 of 20 rounds"],
         ["low", "55.00 ± 7.07", "50.0 to 60.0", "90.00", "2.0", "0, 1", "finished"],
     ]
     assert "The same in all rows: rounds 11." in text
+    assert "means over the last 10 evaluations, or over all where there are fewer; the range is of the same" in text
 
 
 def test_without_an_accuracy_a_loss_ranks(tmp_path: Path) -> None:
     for label, loss in (("worse", 0.5), ("better", 0.25)):
         write_run(tmp_path / label, records([2.0, loss], "test_loss"), label)
     rows = page_of(tmp_path).tables[0]
-    assert rows[0][:4] == ["series", "final loss", "last 10", "best loss"]
+    assert rows[0][:4] == ["series", "final loss", "range", "best loss"]
     assert [row[:4] for row in rows[1:]] == [
         ["better", "1.125", "0.25 to 2", "0.25"],
         ["worse", "1.25", "0.5 to 2", "0.5"],
@@ -98,13 +103,14 @@ def test_without_an_accuracy_a_loss_ranks(tmp_path: Path) -> None:
 def test_a_tuning_is_told_by_what_decided(tmp_path: Path) -> None:
     text = render(read([write_tuning(tmp_path / "tuning", {"0.1": 0.3, "1.0": None, "0.5": 0.7})]))
     rows = Outline(text).tables[0]
-    assert rows[0] == ["series", "validation accuracy %", "last 10", "best validation accuracy %", "seconds", "state"]
+    assert rows[0] == ["series", "validation accuracy %", "range", "best validation accuracy %", "seconds", "state"]
     assert [[row[0], row[1], row[-1]] for row in rows[1:]] == [
         ["FedAvg (client_lr 0.5)", "70.00", "finished, best"],
         ["FedAvg (client_lr 0.1)", "30.00", "finished"],
         ["FedAvg (client_lr 1.0)", "–", "pruned"],
     ]
-    assert "Validation accuracy is what the tuning went by, a mean over the last 10 rounds" in text
+    told = "Validation accuracy is what the tuning went by, a mean over the last 10 rounds, or over all where there are"
+    assert f"{told} fewer; the range is of the last 10 evaluations, or of all" in text
     assert "<dd>2.0 for each run</dd>" in text and "in all" not in text.partition("<section")[0]
 
 
@@ -178,6 +184,54 @@ def test_many_series_begin_with_the_best_of_the_first_folder(tmp_path: Path) -> 
     assert content["hidden"] == list(range(18))
 
 
+# Settings -------------------------------------------------------------------------------------------------------------
+
+
+def test_few_series_stand_beside_each_other_however_many_their_settings(tmp_path: Path) -> None:
+    more = {f"part_{index}": index for index in range(20)}
+    write_run(tmp_path / "a", records([0.1]), "FedAvg", title="one")
+    write_run(tmp_path / "b", records([0.1]), "FedGLAD", algorithm=more | {"name": "fedglad"}, title="two")
+    rows = page_of(tmp_path).tables[-1]
+    assert rows[:3] == [
+        ["setting", "FedAvg", "FedGLAD"],
+        ["algorithm.name", "fedavg", "fedglad"],
+        ["algorithm.part_0", "–", "0"],
+    ]
+    assert len(rows) == 2 + len(more)
+
+
+def test_of_many_series_the_settings_with_most_values_come_first(tmp_path: Path) -> None:
+    for index in range(12):
+        own = {"name": "fedyogi", "tau": 0.001} if index % 2 else {"weighting": f"{index % 4}"}
+        more = own | {"glad": True} if index == 0 else own
+        run = {"epochs": index % 3 + 1, "algorithm": {"client_lr": index / 10, **more}}
+        write_run(tmp_path / f"{index:02}", records([0.1]), f"series {index}", **run)
+    text = render(read([tmp_path]))
+    rows = Outline(text).tables[-1]
+    keys = ["algorithm.client_lr", "epochs", "algorithm.name", "algorithm.weighting", "algorithm.glad"]
+    assert rows[0] == ["series", *keys]
+    assert rows[1] == ["series 0", "0.0", "1", "fedavg", "0", "true"]
+    assert "Only fedyogi: algorithm.tau 0.001." in text  # in a sentence, not in a column of its own
+
+
+# Heat maps ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tunings_heat_maps_are_on_the_page(tmp_path: Path) -> None:
+    folder = write_tuning(tmp_path / "tuning", {"0.1": 0.3, "0.5": 0.7})
+    assert 'id="heat-maps"' not in render(read([folder]))
+    for name in ("fedyogi", "fedavg"):
+        (folder / f"heatmap-{name}.png").write_bytes(PNG + name.encode())
+    found = read([folder, tmp_path]).tunings
+    assert [list(each.heat_maps) for each in found] == [["fedavg", "fedyogi"]]
+    text = render(read([folder]))
+    pictures = [base64.b64encode(PNG + name).decode() for name in (b"fedavg", b"fedyogi")]
+    assert re.findall(r'<img src="data:image/png;base64,([^"]+)"', text) == pictures
+    (folder / "heatmap-fedavg.png").write_bytes(b"GIF89a")
+    with pytest.raises(Damaged, match=r"heatmap-fedavg\.png: expected a PNG.*`fedloom tune` draws it again"):
+        read([folder])
+
+
 # Who holds what -------------------------------------------------------------------------------------------------------
 
 
@@ -245,7 +299,7 @@ RESULTS = {
     "claims": [
         {"text": "FedAdp <wins>", "holds": True, "detail": "by 3 points"},
         {"text": "always", "holds": False, "held": 2, "of": 6},
-        {"text": "perhaps", "holds": None},
+        {"text": "perhaps", "holds": None, "held": 0, "of": 0},
     ],
 }
 
@@ -261,7 +315,8 @@ def test_measured_stands_beside_published(tmp_path: Path) -> None:
     assert rows[4][1:] == ["FedProx", "", "rounds", "86.3 ± 1.7", "99", "−13", "–"]
     assert [row[0] for row in rows[1:3]] == ["FedAvg, alpha 1, accuracy", "FedAdp, alpha 1, accuracy"]
     assert "Not the paper's setting" not in html.unescape(text)
-    assert "1 of 2 claims hold, 1 not decided" in text and "FedAdp &lt;wins&gt;" in text and "in 2 of 6 cases" in text
+    assert "1 of 2 claims hold, 1 not decided" in text and "FedAdp &lt;wins&gt;" in text and "in 2 of 6 cells" in text
+    assert text.count("no cell to tell") == 1
     assert "<title>A &lt;table&gt;</title>" in text
     assert re.findall(r'<b class="(\w+)">([\w ]+)</b>', text) == [
         ("good", "passed"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import records, write_run, write_study, write_tuning
@@ -84,6 +86,15 @@ def test_a_studys_series_are_named_by_the_axes_that_differ(tmp_path: Path) -> No
     assert [each.label for each in assemble(read(some[:1]).runs)] == ["fedavg"]
 
 
+def test_an_axis_that_has_nothing_to_say_is_left_out(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "study")
+    plan = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(plan.replace("values.FedSGD = {}", 'values."-" = {}'))
+    for config in folder.glob("*/seed0/config.toml"):
+        config.write_text(config.read_text().replace("FedSGD", "-"))
+    assert [each.label for each in series_of(folder)] == ["alpha 1, FedAvg", "alpha 1", "alpha 10, FedAvg", "alpha 10"]
+
+
 def test_a_study_that_is_no_longer_read_has_its_titles(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "study")
     (folder / "config.toml").write_text('id = "rates"\nunknown = 3\n')
@@ -127,6 +138,18 @@ def test_long_differences_are_told_where_the_folder_does_not_tell(tmp_path: Path
         write_run(tmp_path / "one" / f"{place}", records([0.1]), algorithm=more)
     first, _ = series_of(tmp_path)
     assert first.label == "FedAvg (a_rather_long_name_a 1, a_rather_long_name_b 1)"
+
+
+def test_labels_tell_settings_in_one_order(tmp_path: Path) -> None:
+    for index, name in enumerate(("fedyogi", "fedavg")):
+        for rate in (0.1, 1.0):
+            rates = {"client_lr": rate, "server_lr": rate} if index == 0 else {"server_lr": rate, "client_lr": rate}
+            folder = write_run(tmp_path / f"{name}{rate}", records([0.1]), name)
+            config = tomllib.loads((folder / "config.toml").read_text())
+            config["algorithms"] = [{"name": name, "label": name, **rates}]
+            (folder / "config.toml").write_text(tomli_w.dumps(config))
+    told = [f"(client_lr {rate}, server_lr {rate})" for rate in (0.1, 1.0)]
+    assert [each.label.partition(" ")[2] for each in series_of(tmp_path)] == told * 2
 
 
 def test_settings_that_differ_and_settings_that_do_not() -> None:

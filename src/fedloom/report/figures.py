@@ -6,9 +6,8 @@ import math
 import statistics
 from collections.abc import Container, Sequence
 
-from fedloom.report import settings
 from fedloom.report.homes import Judged
-from fedloom.report.markup import Cell, definitions, table, tag, text
+from fedloom.report.markup import Cell, table, tag, text
 from fedloom.report.runs import Run
 from fedloom.report.series import Series, metrics
 
@@ -81,26 +80,31 @@ def summary(series: Sequence[Series]) -> str:
     if metric is not None:
         unit = " %" if is_share(metric) else ""
         first = "" if decided(series) is not None else "final "
-        headings += [f"{first}{words(metric)}{unit}", f"last {LAST}", f"best {words(metric)}{unit}"]
+        headings += [f"{first}{words(metric)}{unit}", "range", f"best {words(metric)}{unit}"]
     losses = [name for name in LOSSES if name != metric]
     headings += [*(name.replace("_", " ") for name in losses), "rounds", "seconds", "folder", "seeds", "state"]
     rows = []
     for each in sorted(series, key=lambda each: rank(each, metric)):
         scores = _scores(each, metric) if metric is not None else []
         cells = [Cell(each.label, look=each.look), *scores, *(_loss(each, name) for name in losses)]
-        rows.append([*cells, _rounds(each), _seconds(each), Cell(each.group or "–"), _seeds(each), _state(each)])
+        rows.append(
+            [*cells, _rounds(each), _seconds(each), Cell(each.group or "–", kind="long"), _seeds(each), _state(each)]
+        )
     return slim([*map(Cell, headings)], rows, {"rounds", "folder", "seeds", "state"})
 
 
 def meaning(series: Sequence[Series]) -> str:
     """What the summary's numbers are."""
     judged = decided(series)
+    fewer = "or over all where there are fewer"
     if judged is None:
-        mean = f"Final figures are means over the last {LAST} evaluations"
+        told = [f"Final figures are means over the last {LAST} evaluations, {fewer}"]
+        told += ["the range is of the same evaluations"] if score(series) is not None else []
     else:
-        over = "all rounds" if judged.last is None else f"the last {judged.last} rounds"
-        mean = f"{words(judged.metric).capitalize()} is what the tuning went by, a mean over {over}"
-    return f"{mean}; ± is the standard deviation over seeds."
+        over = "all rounds" if judged.last is None else f"the last {judged.last} rounds, {fewer}"
+        told = [f"{words(judged.metric).capitalize()} is what the tuning went by, a mean over {over}"]
+        told.append(f"the range is of the last {LAST} evaluations, or of all")
+    return "; ".join([*told, "± is the standard deviation over seeds."])
 
 
 def slim(headings: Sequence[Cell], rows: Sequence[Sequence[Cell]], among: Container[str]) -> str:
@@ -176,23 +180,3 @@ def divergences(series: Sequence[Series]) -> str:
         if run.diverged is not None
     ]
     return tag("ul", "".join(lines), class_="bad") if lines else ""
-
-
-def differences(series: Sequence[Series]) -> str:
-    """A row per series, a column per key whose value is not the same in all of them; what they share is folded away."""
-    tables = [each.settings for each in series]
-    keys = [key for key in settings.differing(tables) if key != "algorithm.label"]
-    parts = []
-    if keys:
-        rows = [
-            [Cell(each.label, look=each.look), *(Cell(each.settings.get(key, settings.ABSENT)) for key in keys)]
-            for each in series
-        ]
-        parts.append(table(["series", *keys], rows))
-    elif len(series) > 1:
-        parts.append(tag("p", "No setting differs between the series.", class_="note"))
-    shared = settings.common(tables)
-    if shared:
-        told = f"{len(shared)} settings that {'all series share' if len(series) > 1 else 'the runs have'}"
-        parts.append(tag("details", tag("summary", text(told)) + definitions(shared, "settings")))
-    return "\n".join(parts)

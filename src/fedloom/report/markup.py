@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 from collections.abc import Mapping, Sequence
@@ -40,7 +41,9 @@ def tag(name: str, inside: str, **attributes: str) -> str:
     return f"<{name}{given}>{inside}</{name}>"
 
 
-def table(headings: Sequence[Cell | str], rows: Sequence[Sequence[Cell | str]], sortable: bool = False) -> str:
+def table(
+    headings: Sequence[Cell | str], rows: Sequence[Sequence[Cell | str]], sortable: bool = False, kind: str = "plain"
+) -> str:
     """A table in a box that scrolls by itself; a sortable one has buttons for headings."""
     numeric = [any(_is_numeric(cell) for cell in column) for column in zip(*rows, strict=True)]
     heads = [_heading(each, number, sortable) for each, number in zip(headings, numeric, strict=True)]
@@ -49,12 +52,12 @@ def table(headings: Sequence[Cell | str], rows: Sequence[Sequence[Cell | str]], 
     ]
     body = "\n".join(tag("tr", line) for line in lines)
     inside = f"<thead>{tag('tr', ''.join(heads))}</thead>\n<tbody>{body}</tbody>"
-    return tag("div", tag("table", inside, class_="sortable" if sortable else "plain"), class_="scroll", tabindex="0")
+    return tag("div", tag("table", inside, class_="sortable" if sortable else kind), class_="scroll", tabindex="0")
 
 
 def _heading(heading: Cell | str, number: bool, sortable: bool) -> str:
     cell = Cell(heading) if isinstance(heading, str) else heading
-    inside = tag("button", text(cell.text), type="button") if sortable else text(cell.text)
+    inside = tag("button", text(cell.text), type="button") if sortable else _content(cell)
     return tag("th", inside, scope="col", **_kind(cell.kind, number))
 
 
@@ -70,8 +73,15 @@ def _kind(kind: str, number: bool) -> dict[str, str]:
 def _cell(cell: Cell | str, first: bool, number: bool) -> str:
     cell = Cell(cell) if isinstance(cell, str) else cell
     attributes = _kind(cell.kind, number) | ({} if cell.sort is None else {"data_sort": repr(cell.sort)})
-    mark = "" if cell.look is None else swatch(cell.look)
-    return tag("th" if first else "td", mark + text(cell.text), **attributes, **({"scope": "row"} if first else {}))
+    return tag("th" if first else "td", _content(cell), **attributes, **({"scope": "row"} if first else {}))
+
+
+def _content(cell: Cell) -> str:
+    """The line it is about and its text; a key may be broken behind a dot or a bar, and is still copied whole."""
+    words = text(cell.text)
+    if cell.kind == "key":
+        words = words.replace(".", ".<wbr>").replace("_", "_<wbr>")
+    return words if cell.look is None else swatch(cell.look) + words
 
 
 def swatch(look: Look) -> str:
@@ -83,6 +93,12 @@ def swatch(look: Look) -> str:
 def definitions(pairs: Mapping[str, str], kind: str) -> str:
     """Names and what they stand for."""
     return tag("dl", "".join(f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in pairs.items()), class_=kind)
+
+
+def picture(png: bytes, name: str) -> str:
+    """Within the page, at the size it was drawn at: on a phone it is moved, not shrunk until nobody can read it."""
+    source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    return tag("div", f'<img src="{source}" alt="{text(name)}">', class_="scroll picture", tabindex="0")
 
 
 def embedded(value: Any) -> str:

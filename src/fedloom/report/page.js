@@ -18,30 +18,48 @@ function makeMap(partition) {
   const scale = element("div", { class: "scale" }, "0", element("span", { class: "ramp" }), `${whole.format(most)} examples`);
   const ends = [`client ${clients[0]}`, `client ${clients[clients.length - 1]}`].map((end) => element("span", {}, end));
   figure.append(element("p", { class: "note" }, `${about}; above them, how many examples they have.`));
-  figure.append(canvas, element("div", { class: "axis" }, ...ends), scale);
   const sizes = clients.map((_, client) => counts.reduce((sum, row) => sum + row[client], 0));
-  const map = { figure, canvas, clients, counts, most, sizes };
+  const rows = element("div", { class: "rows", "aria-hidden": "true" });
+  const plot = element("div", { class: "plot" }, rows, canvas, element("div", { class: "axis" }, ...ends));
+  figure.append(plot, scale);
+  const map = { figure, canvas, rows, clients, counts, most, sizes, largest: Math.max(...sizes) };
   for (const kind of ["pointermove", "pointerdown"]) canvas.addEventListener(kind, (event) => readMap(map, event));
   canvas.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && hideTip());
   return map;
 }
 
 const BARS = 46; // the height of the sizes above the classes
+const LINE = 14; // of a label
+
+// What the rows are, left of the map: how far the bars go, and the classes, as many as there is room for.
+function labelRows({ rows, counts, largest, tall }) {
+  const every = Math.ceil(LINE / tall);
+  const found = [[whole.format(largest), LINE / 2], ["examples", BARS / 2], ["0", BARS - LINE / 2]];
+  for (let label = 0; label < counts.length; label += every) {
+    found.push([`class ${label}`, BARS + 6 + (label + 0.5) * tall]);
+  }
+  rows.replaceChildren(...found.map(([words, middle]) => {
+    const made = element("span", {}, words);
+    made.style.top = `${middle - LINE / 2}px`;
+    return made;
+  }));
+}
 
 const channels = (colour) => colour.match(/[\d.]+/g).slice(0, 3).map(Number);
 
 function drawMap(map) {
-  const { canvas, counts, clients, most, sizes } = map;
+  const { canvas, counts, clients, most, sizes, largest } = map;
   if (!canvas) return;
   const width = canvas.clientWidth, tall = Math.max(3, Math.min(18, 420 / counts.length));
   const ratio = window.devicePixelRatio || 1, height = BARS + 6 + Math.round(tall * counts.length);
   Object.assign(map, { width, tall });
+  labelRows(map);
   Object.assign(canvas, { width: width * ratio, height: height * ratio });
   canvas.style.height = `${height}px`;
   const style = getComputedStyle(canvas), pen = canvas.getContext("2d");
   const [from, to] = [channels(style.backgroundColor), channels(style.color)];
   pen.scale(ratio, ratio);
-  const wide = width / clients.length, gap = wide > 5 ? 1 : 0, largest = Math.max(...sizes);
+  const wide = width / clients.length, gap = wide > 5 ? 1 : 0;
   pen.fillStyle = getComputedStyle(document.body).backgroundColor;
   pen.fillRect(0, 0, width, BARS + 6);
   pen.fillStyle = style.borderTopColor;
@@ -137,11 +155,16 @@ function fill(id, metrics, small = false) {
   made.forEach((chart) => { draw(chart); sizes.observe(chart.figure); });
 }
 
+const TOGETHER = 12; // as many small charts are drawn unasked: a client or a tensor each, there may be hundreds
+
 // A name before a slash that several metrics share is offered whole, as small charts.
 function anyChoices() {
   const names = Object.keys(data.metrics).filter((name) => !name.endsWith("/percentiles"));
   const families = {};
   for (const name of names.filter((each) => each.includes("/"))) (families[name.split("/")[0]] ||= []).push(name);
+  for (const members of Object.values(families)) {
+    if (members.every((name) => /\/\d+$/.test(name))) members.sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
+  }
   const several = Object.entries(families).filter(([, members]) => members.length > 1);
   const whole = several.map(([family, members]) => [`${family}/*`, `${family}/… (${members.length} small charts)`]);
   const others = names.filter((name) => !data.learning.includes(name));
@@ -153,12 +176,21 @@ function setUpAny() {
   const select = byId("metric");
   if (!select) return;
   const { families, options } = anyChoices();
-  const show = (name) => {
-    const family = name.endsWith("/*") ? families[name.slice(0, -2)] : null;
-    fill("any-charts", family || [name], Boolean(family));
+  const more = byId("any-more");
+  const familyOf = (name) => (name.endsWith("/*") ? families[name.slice(0, -2)] : null);
+  const show = (name, count = TOGETHER) => {
+    const family = familyOf(name);
+    fill("any-charts", (family || [name]).slice(0, count), Boolean(family));
+    const left = family ? family.length - count : 0;
+    more.hidden = left <= 0;
+    if (left <= 0) return;
+    const button = element("button", { type: "button" }, `show ${Math.min(TOGETHER, left)} more`);
+    button.addEventListener("click", () => show(name, count + TOGETHER));
+    more.replaceChildren(`${whole.format(count)} of ${whole.format(family.length)} charts; ${whole.format(left)} are left out. `, button);
   };
-  const first = options.length ? options[0][0] : null;
-  choice("metric", options, first, show);
+  const isLarge = (name) => (familyOf(name.replace(/\/.*/, "/*")) || []).length > TOGETHER;
+  const first = (options.find(([name]) => !isLarge(name)) || options[0] || [null])[0];
+  choice("metric", options, first, (name) => show(name));
   if (first) show(first);
 }
 

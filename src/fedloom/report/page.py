@@ -16,9 +16,10 @@ from fedloom import __version__
 from fedloom.errors import FedloomError
 from fedloom.report import figures, published
 from fedloom.report.charts import payload
-from fedloom.report.markup import definitions, embedded, tag, text
+from fedloom.report.differences import differences
+from fedloom.report.markup import definitions, embedded, picture, tag, text
 from fedloom.report.palette import DASHES, LINES, PAGE
-from fedloom.report.runs import Found, Run, Study, alone, read, spent
+from fedloom.report.runs import Found, Run, Study, Tuning, alone, read, spent
 from fedloom.report.series import Series, assemble
 from fedloom.rundir import write_whole
 
@@ -50,10 +51,11 @@ def render(found: Found, data_folder: Path | None = None) -> str:
     script = f"{_file('charts.js')}\n{_file('page.js')}"
     sections = [
         _section("summary", "Summary", _summary(series)),
+        _section("heat-maps", "Client rate against server rate", _heat_maps(found.tunings)),
         _section("published", "Measured beside published", _studies(found.studies)),
         _section("curves", "Learning curves", _curves(content) if content["metrics"] else ""),
         _section("partition", "Who holds what", _PARTITION if content["partitions"] else ""),
-        _section("settings", "Settings", figures.differences(series) if series else ""),
+        _section("settings", "Settings", differences(series) if series else ""),
         _section("runs", "Runs", _runs(found.runs)),
     ]
     return Template(_file("page.html")).substitute(
@@ -87,7 +89,8 @@ _LEARNING = '<div class="charts" id="learning-charts"></div>\n'
 _INSIDE = '<h2>Inside the rounds</h2>\n<div class="charts" id="inside-charts"></div>\n'
 _ANY = """<div id="any" hidden><h2>Any series</h2>
 <label>show <select id="metric"></select></label>
-<div class="charts" id="any-charts"></div></div>"""
+<div class="charts" id="any-charts"></div>
+<p class="note" id="any-more" hidden></p></div>"""
 _PARTITION = '<div id="partition-maps"></div>'
 
 
@@ -115,6 +118,20 @@ def _summary(series: Sequence[Series]) -> str:
 def _studies(studies: Sequence[Study]) -> str:
     """Open where they are few, folded away where they are many."""
     return "\n".join(published.study(each, folded=len(studies) > 3) for each in studies)
+
+
+def _heat_maps(tunings: Sequence[Tuning]) -> str:
+    """A tuning's pictures; of several tunings each under its folder's name."""
+    parts = []
+    for tuning in tunings:
+        name = tuning.path.resolve().name
+        pictures = "".join(
+            picture(png, f"{name}, {algorithm}: the score at each client rate and server rate")
+            for algorithm, png in tuning.heat_maps.items()
+        )
+        head = tag("h3", text(name)) if len(tunings) > 1 else ""
+        parts.append(head + tag("div", pictures, class_="pictures"))
+    return "\n".join(parts)
 
 
 def _runs(runs: Sequence[Run]) -> str:

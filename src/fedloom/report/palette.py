@@ -24,6 +24,8 @@ PAGE = {
     "link": ("#00558C", "#6DB7EC"),
     "good": ("#00724F", "#3CCB9C"),
     "bad": ("#B23A00", "#FF9A66"),
+    "shade": ("#3C424C73", "#C8D2DE45"),
+    "tint": ("#8A94A314", "#A3ABB514"),
     "heat": ("#0B4F86", "#9AD4FF"),
     "heat-none": ("#F1F4F7", "#20262D"),
 } | {f"c{index}": pair for index, pair in enumerate(zip(LINES, ON_DARK, strict=True))}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,8 +10,9 @@ from fedloom.experiments.study_sections import FULL
 from fedloom.experiments.words import cell_words
 from fedloom.report import settings
 from fedloom.report.figures import slim
-from fedloom.report.markup import Cell, definitions, tag, text
+from fedloom.report.markup import Cell, definitions, picture, tag, text
 from fedloom.report.runs import Study
+from fedloom.report.series import telling
 
 Row = Mapping[str, Any]
 _FACTS = ("paper", "scale", "stand_in", "command", "commit", "device", "seconds")
@@ -35,7 +35,7 @@ def study(one: Study, folded: bool = False) -> str:
         parts.append("" if own else tag("p", text(f"The paper's claims, as they came out{here}:"), class_="note"))
         parts.append(_claims(claims))
     if one.figure is not None:
-        parts.append(_picture(one.figure, name))
+        parts.append(picture(one.figure, name))
     verdict = f"{_verdict(claims)}{here}" if claims else ""
     head = tag("summary", f"{tag('b', text(name))} {text(verdict)}")
     inside = head + "\n".join(filter(None, parts))
@@ -101,7 +101,7 @@ def _numbers(rows: Sequence[tuple[Row, Row | None, Row | None]]) -> str:
     headings += map(Cell, ("measured", "published", "difference", "matched"))
     lines = []
     for cell, ours, theirs in rows:
-        name = cell_words({key: cell[key] for key in told if key in cell}) if joined else ""
+        name = cell_words(telling(cell, told)) if joined else ""
         coordinates = [Cell(name, kind="narrow")] if joined else []
         coordinates += [Cell(cell.get(key, ""), kind="wide" if joined else "") for key in keys]
         verdict = _MATCHED[_bool(theirs, "matched")]
@@ -149,17 +149,12 @@ def _claims(claims: Sequence[Row]) -> str:
     lines = []
     for claim in claims:
         said, kind = _MARKS[_bool(claim, "holds")]
-        counted = f"in {claim['held']} of {claim['of']} cases" if "held" in claim and claim.get("of") else ""
+        known = "held" in claim and "of" in claim
+        counted = (f"in {claim['held']} of {claim['of']} cells" if claim["of"] else "no cell to tell") if known else ""
         detail = settings.shown(claim["detail"]) if claim.get("detail") not in (None, "") else ""
         more = tag("small", text("; ".join(filter(None, (counted, detail)))))
         lines.append(tag("li", f"{tag('b', said, class_=kind)} {text(claim.get('text', ''))} {more}"))
     return tag("ul", "".join(lines), class_="claims")
-
-
-def _picture(png: bytes, name: str) -> str:
-    """Within the page, at the size it was drawn at: on a phone it is moved, not shrunk until nobody can read it."""
-    source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
-    return tag("div", f'<img src="{source}" alt="{text(name)}">', class_="scroll picture", tabindex="0")
 
 
 def _rows(value: Any) -> list[Row]:

@@ -13,8 +13,11 @@ from fedloom.documents import is_number, read_json, read_records, read_toml
 from fedloom.errors import Damaged, FedloomError
 from fedloom.experiments import study as studies
 from fedloom.experiments.origins import made
+from fedloom.experiments.tuning import FILE
 from fedloom.report.homes import Homes, Told, plan
 from fedloom.rundir import CHECKPOINTS, CONFIG, FIGURE, METRICS, RESULTS, SUMMARY
+
+_HEAT_MAP = "heatmap-"
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,21 @@ class Study:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """The folder of a tuning and its heat maps, PNGs, by the names of their algorithms."""
+
+    path: Path
+    heat_maps: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
 class Found:
     """Everything beneath the directories that were named."""
 
     runs: list[Run] = field(default_factory=list)
     studies: list[Study] = field(default_factory=list)
+    tunings: list[Tuning] = field(default_factory=list)
+    """Those that have heat maps."""
 
 
 def read(directories: Iterable[Path]) -> Found:
@@ -101,12 +114,14 @@ def read(directories: Iterable[Path]) -> Found:
     """
     found = Found()
     seen: set[Path] = set()
+    tuned: set[Path] = set()
     homes = Homes()
     for directory in directories:
         if not directory.is_dir():
             got = "a file" if directory.exists() else "nothing there"
             raise FedloomError(f"{directory}: expected a run directory, or one that holds several; got {got}")
-        holding = [folder for folder in _folders(directory) if _is_run(folder) or (folder / RESULTS).is_file()]
+        folders = list(_folders(directory))
+        holding = [folder for folder in folders if _is_run(folder) or (folder / RESULTS).is_file()]
         if not holding:
             raise Damaged(f"{directory}: expected a run directory, or one that holds several; found no {METRICS} in it")
         runs = []
@@ -118,6 +133,9 @@ def read(directories: Iterable[Path]) -> Found:
                 found.studies.append(Study(folder, read_json(folder / RESULTS), _figure(folder / FIGURE), plan(folder)))
             if _is_run(folder):
                 runs.append(_run(folder, directory, homes))
+        new = [folder for folder in folders if folder.resolve() not in tuned]
+        tuned.update(folder.resolve() for folder in new)
+        found.tunings.extend(filter(None, map(_tuning, new)))
         groups = list(dict.fromkeys(run.group for run in runs))
         found.runs.extend(sorted(runs, key=lambda run: (groups.index(run.group), run.told.place)))
     return found
@@ -143,14 +161,26 @@ def spent(group: Path, runs: Sequence[Run]) -> float | None:
     return sum(run.seconds for run in runs) if alone(group, runs) else None
 
 
-def _figure(path: Path) -> bytes | None:
+def _figure(path: Path, command: str = "fedloom reproduce") -> bytes | None:
     """The picture, None where there is none."""
     if not path.is_file():
         return None
     content = path.read_bytes()
     if not content.startswith(b"\x89PNG\r\n\x1a\n"):
-        raise Damaged(f"{path}: expected a PNG, got something else: `fedloom reproduce` draws it again")
+        raise Damaged(f"{path}: expected a PNG, got something else: `{command}` draws it again")
     return content
+
+
+def _tuning(folder: Path) -> Tuning | None:
+    """The tuning whose folder it is, None where it is none's, or where it drew nothing."""
+    if not (folder / FILE).is_file():
+        return None
+    pictures = {
+        path.stem.removeprefix(_HEAT_MAP): content
+        for path in sorted(folder.glob(f"{_HEAT_MAP}*.png"))
+        if (content := _figure(path, "fedloom tune")) is not None
+    }
+    return Tuning(folder, pictures) if pictures else None
 
 
 def columns(rounds: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]:

@@ -91,10 +91,19 @@ def _names(firsts: Sequence[Run]) -> list[str]:
     cells = [run.told.cell for run in firsts]
     axes = dict.fromkeys(axis for cell in cells for axis in cell)
     told = [axis for axis in axes if len({cell.get(axis) for cell in cells if cell}) > 1]
-    names = [cell_words({axis: cell[axis] for axis in told if axis in cell}) for cell in cells]
+    names = [cell_words(telling(cell, told)) for cell in cells]
     names = [name or run.label for name, run in zip(names, firsts, strict=True)]
     titles = [str(run.config.get("title", "")) for run in firsts]
     return titles if len(set(names)) < len(names) and len({*titles, ""}) > len(titles) else names
+
+
+def telling(cell: Mapping[str, str], axes: Iterable[str]) -> dict[str, str]:
+    """The cell's values on these axes, without those that are `-`: there the axis has nothing to say.
+
+    >>> telling({"method": "FedAdam", "rate": "-", "epochs": "1"}, ["method", "rate"])
+    {'method': 'FedAdam'}
+    """
+    return {axis: cell[axis] for axis in axes if cell.get(axis, "-") != "-"}
 
 
 def _labels(
@@ -106,7 +115,8 @@ def _labels(
         if count == 1:
             continue
         places = [index for index, other in enumerate(names) if other == name]
-        told = [_told(tables[index], [tables[place] for place in places]) for index in places]
+        keys = settings.ordered(settings.differing([tables[place] for place in places]), tables)
+        told = [_told(tables[index], keys) for index in places]
         where = [groups[index] for index in places]
         if len(set(told)) < count or (any(len(text) > 40 for text in told) and len(set(where)) == count):
             told = where
@@ -143,10 +153,10 @@ def _looks(names: Sequence[str], groups: Sequence[str]) -> list[Look]:
     return looks
 
 
-def _told(table: settings.Flat, tables: Sequence[settings.Flat]) -> str:
+def _told(table: settings.Flat, keys: Sequence[str]) -> str:
     ignored = settings.NAMES | settings.SEEDS | MACHINE
-    keys = [key for key in settings.differing(tables) if key not in ignored]
-    return ", ".join(f"{key.rpartition('.')[2]} {table.get(key, settings.ABSENT)}" for key in keys)
+    told = [key for key in keys if key not in ignored]
+    return ", ".join(f"{key.rpartition('.')[2]} {table.get(key, settings.ABSENT)}" for key in told)
 
 
 def _short_paths(paths: Sequence[Path]) -> list[str]:

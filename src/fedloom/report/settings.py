@@ -75,6 +75,28 @@ def differing(settings: Sequence[Flat]) -> list[str]:
     return [key for key in keys if len({each.get(key, ABSENT) for each in settings}) > 1]
 
 
+def ordered(keys: Sequence[str], settings: Sequence[Flat]) -> list[str]:
+    """The keys in one order for all these settings, of which each algorithm writes its own.
+
+    Of an algorithm its name comes first, then its client rate.
+
+    >>> tables = [{"alpha": "1", "algorithm.server_lr": "1", "algorithm.client_lr": "2"}, {"algorithm.client_lr": "1"}]
+    >>> ordered(["algorithm.server_lr", "algorithm.client_lr", "alpha"], tables)
+    ['alpha', 'algorithm.client_lr', 'algorithm.server_lr']
+    """
+    places = {key: place for place, key in enumerate(dict.fromkeys(key for each in settings for key in each))}
+    tables: dict[str, int] = {}
+    for key, place in places.items():
+        tables.setdefault(key.partition(".")[0], place)
+
+    def place_of(key: str) -> tuple[int, int, int]:
+        parts = key.split(".")
+        first = 0 if parts[-1] == "name" else 1 if "client_lr" in parts else 2
+        return tables[parts[0]], first, places[key]
+
+    return sorted(keys, key=place_of)
+
+
 def common(settings: Sequence[Flat]) -> Flat:
     """The keys that have the same value everywhere.
 
