@@ -76,17 +76,17 @@ def strict(text: str) -> Any:
 
 def test_the_summary_has_means_over_the_last_ten_and_their_spread(tmp_path: Path) -> None:
     for seed, level in ((0, 0.5), (1, 0.6)):
-        write_run(tmp_path / f"low{seed}", records([0.9] + [level] * 10), "low", seed)
-    write_run(tmp_path / "high", records([0.1] + [0.8] * 10), "high", finished=False, rounds=20)
+        write_run(tmp_path / f"low{seed}", records([0.9] * 40 + [level] * 10), "low", seed)
+    write_run(tmp_path / "high", records([0.1] * 40 + [0.8] * 10), "high", finished=False, rounds=60)
     text = render(read([tmp_path]))
     rows = Outline(text).tables[0]
     assert rows == [
         ["series", "final accuracy %", "range", "best accuracy %", "seconds", "seeds", "state"],
-        ["high", "80.00", "80.0 to 80.0", "80.00", "5.5", "0", "stopped after 11 of 20 rounds"],
+        ["high", "80.00", "80.0 to 80.0", "80.00", "25.0", "0", "stopped after 50 of 60 rounds"],
         ["low", "55.00 ± 7.07", "50.0 to 60.0", "90.00", "2.0", "0, 1", "finished"],
     ]
-    assert "The same in all rows: rounds 11." in text
-    assert "means over the last 10 evaluations, or over all where there are fewer; the range is of the same" in text
+    assert "The same in all rows: rounds 50." in text
+    assert "means over the last 10 tests, of few tests over the last fifth; the range is of the same tests" in text
 
 
 def test_without_an_accuracy_a_loss_ranks(tmp_path: Path) -> None:
@@ -95,8 +95,8 @@ def test_without_an_accuracy_a_loss_ranks(tmp_path: Path) -> None:
     rows = page_of(tmp_path).tables[0]
     assert rows[0][:4] == ["series", "final loss", "range", "best loss"]
     assert [row[:4] for row in rows[1:]] == [
-        ["better", "1.125", "0.25 to 2", "0.25"],
-        ["worse", "1.25", "0.5 to 2", "0.5"],
+        ["better", "0.25", "0.25 to 0.25", "0.25"],
+        ["worse", "0.5", "0.5 to 0.5", "0.5"],
     ]
 
 
@@ -109,8 +109,8 @@ def test_a_tuning_is_told_by_what_decided(tmp_path: Path) -> None:
         ["FedAvg (client_lr 0.1)", "30.00", "finished"],
         ["FedAvg (client_lr 1.0)", "–", "pruned"],
     ]
-    told = "Validation accuracy is what the tuning went by, a mean over the last 10 rounds, or over all where there are"
-    assert f"{told} fewer; the range is of the last 10 evaluations, or of all" in text
+    told = "Validation accuracy is what the tuning went by, a mean over the last 10 rounds; the range is of the last 10"
+    assert f"{told} tests, of few tests of the last fifth" in text
     assert "<dd>2.0 for each run</dd>" in text and "in all" not in text.partition("<section")[0]
 
 

@@ -6,13 +6,12 @@ import math
 import statistics
 from collections.abc import Container, Sequence
 
+from fedloom import ends
 from fedloom.report.homes import Judged
 from fedloom.report.markup import Cell, table, tag, text
 from fedloom.report.runs import Run
 from fedloom.report.series import Series, metrics
 
-LAST = 10
-"""A final figure is a mean over this many evaluations at the end: a single one swings too much."""
 NOTHING = Cell("–")
 LOSSES = ("test_loss", "validation_loss", "train_loss")
 
@@ -55,11 +54,10 @@ def _lower(metric: str) -> bool:
 
 
 def final(run: Run, metric: str) -> float | None:
-    """What a tuning took it for, else the mean of the last evaluations; None where there is none, or it diverged."""
+    """What a tuning took it for, else what it came to at the end; None where there is nothing, or it diverged."""
     if run.told.judged is not None and run.told.judged.metric == metric:
         return run.told.judged.score
-    values = run.values(metric)[-LAST:]
-    return statistics.fmean(values) if values and run.diverged is None else None
+    return None if run.diverged is not None else ends.final(run.values(metric))
 
 
 def rank(each: Series, metric: str | None) -> float:
@@ -96,14 +94,13 @@ def summary(series: Sequence[Series]) -> str:
 def meaning(series: Sequence[Series]) -> str:
     """What the summary's numbers are."""
     judged = decided(series)
-    fewer = "or over all where there are fewer"
     if judged is None:
-        told = [f"Final figures are means over the last {LAST} evaluations, {fewer}"]
-        told += ["the range is of the same evaluations"] if score(series) is not None else []
+        told = [ends.ENDS.capitalize()]
+        told += ["the range is of the same tests"] if score(series) is not None else []
     else:
-        over = "all rounds" if judged.last is None else f"the last {judged.last} rounds, {fewer}"
+        over = "all rounds" if judged.last is None else f"the last {judged.last} rounds"
         told = [f"{words(judged.metric).capitalize()} is what the tuning went by, a mean over {over}"]
-        told.append(f"the range is of the last {LAST} evaluations, or of all")
+        told.append(f"the range is of the last {ends.MOST} tests, of few tests of the last fifth")
     return "; ".join([*told, "± is the standard deviation over seeds."])
 
 
@@ -126,12 +123,12 @@ def slim(headings: Sequence[Cell], rows: Sequence[Sequence[Cell]], among: Contai
 def _scores(each: Series, metric: str) -> list[Cell]:
     share, finals = is_share(metric), _finals(each, metric)
     best = [min(values) if _lower(metric) else max(values) for run in each.runs if (values := run.values(metric))]
-    last = [value for run in each.runs if run.diverged is None for value in run.values(metric)[-LAST:]]
+    last = [value for run in each.runs if run.diverged is None for value in ends.last(run.values(metric))]
     spread = f" ± {_shown(statistics.stdev(finals), share)}" if len(finals) > 1 else ""
-    ends = f"{_shown(min(last), share, 1)} to {_shown(max(last), share, 1)}" if last else ""
+    between = f"{_shown(min(last), share, 1)} to {_shown(max(last), share, 1)}" if last else ""
     return [
         Cell(f"{_shown(mean := statistics.fmean(finals), share)}{spread}", mean, "strong") if finals else NOTHING,
-        Cell(ends, max(last) - min(last)) if last else NOTHING,
+        Cell(between, max(last) - min(last)) if last else NOTHING,
         Cell(_shown(mean := statistics.fmean(best), share), mean) if best else NOTHING,
     ]
 
