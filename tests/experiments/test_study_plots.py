@@ -1,4 +1,4 @@
-"""A study's picture: bars that can be told apart, and a legend that is all there."""
+"""A study's picture: bars and lines that can be told apart, panels that can be compared, a legend that is all there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
@@ -14,8 +16,10 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
+from fedloom.errors import FedloomError
 from fedloom.experiments.measures import Measured, Outcome
 from fedloom.experiments.published import Published
+from fedloom.experiments.registry import find_study
 from fedloom.experiments.results import Key, Result, key
 from fedloom.experiments.study import Study, read_study
 from fedloom.experiments.study_legend import HATCHES
@@ -215,3 +219,210 @@ def test_without_a_figure_nothing_is_written(tmp_path: Path) -> None:
     assert not study_figure(plain, *outcomes(plain), {}, tmp_path / "figure.png")
     assert not study_figure(study, [], [], {}, tmp_path / "figure.png")
     assert not any(tmp_path.iterdir())
+
+
+# Panels that can be compared ------------------------------------------------------------------------------------------
+
+
+def curves_of(study: Study, **values: list[float]) -> list[tuple[dict[str, str], list[Outcome]]]:
+    """For each value of the axis `epochs`, the accuracies of every method."""
+    records = {name: [{"round": t, "test_accuracy": v} for t, v in enumerate(own)] for name, own in values.items()}
+    return [
+        ({"model": "logistic", "method": method, "epochs": name}, [Outcome(records[name])])
+        for method in study.values("method")
+        for name in values
+    ]
+
+
+def spans(study: Study, curves: list[tuple[dict[str, str], list[Outcome]]]) -> list[tuple[float, float]]:
+    figure = draw(study, curves, [], {})
+    assert figure is not None
+    return [axes.get_ylim() for axes in figure.axes]
+
+
+def test_panels_of_one_metric_and_data_set_have_one_span() -> None:
+    study = small_study("curves", 1)
+    one, two = spans(study, curves_of(study, one=[0.1, 0.9], two=[0.4, 0.5]))
+    assert one == two and one[0] < 0.1 and one[1] > 0.9
+
+
+@pytest.mark.parametrize("setting", ['"data.name" = "mnist"', 'model = { name = "mlp" }'])
+def test_panels_of_another_data_set_or_model_have_their_own(setting: str) -> None:
+    text = TEXT.replace("METHODS", 'values."rate 0" = {}').replace("KIND", "curves")
+    text = text.replace("AXES", 'panels = ["epochs"]').replace("{ epochs = 2 }", f"{{ {setting} }}")
+    study = read_study(text)
+    one, two = spans(study, curves_of(study, one=[0.1, 0.9], two=[0.4, 0.5]))
+    assert one[0] < 0.1 < 0.3 < two[0] and two[1] < 0.6
+
+
+def test_panels_of_different_metrics_have_their_own() -> None:
+    study = small_study("curves", 1)
+    assert study.figure is not None
+    study = study.model_copy(
+        update={"figure": study.figure.model_copy(update={"metric": ["test_accuracy", "train_loss"], "panels": []})}
+    )
+    records = [{"round": t, "test_accuracy": 0.5, "train_loss": 100.0 + t} for t in range(3)]
+    cell = {"model": "logistic", "method": "rate 0", "epochs": "one"}
+    figure = draw(study, [(cell, [Outcome(records)])], [], {})
+    assert figure is not None
+    accuracy, loss = figure.axes
+    assert accuracy.get_ylim()[1] < 1 < 99 < loss.get_ylim()[0]
+
+
+def test_lines_of_one_measure_have_one_span_and_an_empty_panel_takes_none_of_it() -> None:
+    study = small_study("lines", 2)
+    assert study.figure is not None
+    study = study.model_copy(update={"figure": study.figure.model_copy(update={"panels": ["method"], "lines": []})})
+
+    def result(method: str, epochs: str, value: float | None) -> Result:
+        cell = {"model": "logistic", "method": method, "epochs": epochs}
+        return Result(cell, study.counted[0], Measured((value,)))
+
+    def both(*values: float | None) -> list[tuple[float, float]]:
+        found = [result(f"rate {i // 2}", ("one", "two")[i % 2], value) for i, value in enumerate(values)]
+        figure = draw(study, [(each.cell, []) for each in found], found, {})
+        assert figure is not None
+        return [axes.get_ylim() for axes in figure.axes]
+
+    one, two = both(10.0, 20.0, 60.0, 70.0)
+    assert one == two and one[0] < 10 and one[1] > 70
+    one, empty = both(60.0, 70.0, None, None)
+    assert one[0] > 50 and empty == (0.0, 1.0)
+
+
+# Lines that lie on each other -----------------------------------------------------------------------------------------
+
+
+def turns(figure: Figure) -> list[tuple[str, float, list[list[float]]]]:
+    """Of every part of a line that is drawn over the one that hides it: its colour, the dashes' begin, its points."""
+    parts = [part for axes in figure.axes for part in axes.collections if isinstance(part, LineCollection)]
+    return [
+        (to_hex(part.get_colors()[0]), part.get_linestyles()[0][0], np.round(part.get_segments()[0], 6).tolist())
+        for part in parts
+    ]
+
+
+def figure_of(*lines: list[float]) -> Figure:
+    study = small_study("curves", len(lines))
+    assert study.figure is not None
+    study = study.model_copy(
+        update={"figure": study.figure.model_copy(update={"panels": []}), "only": {"epochs": ["one"]}}
+    )
+    curves = [
+        (
+            {"model": "logistic", "method": f"rate {i}", "epochs": "one"},
+            [Outcome([{"round": t, "test_accuracy": v} for t, v in enumerate(values)])],
+        )
+        for i, values in enumerate(lines)
+    ]
+    figure = draw(study, curves, [], {})
+    assert figure is not None
+    return figure
+
+
+def test_a_line_under_another_shows_through_it_where_they_lie_on_each_other() -> None:
+    figure = figure_of([0.1, 0.2, 0.3, 0.9], [0.1, 0.2, 0.3, 0.5], [0.8, 0.7, 0.6, 0.4])
+    [(colour, _, points)] = turns(figure)
+    lines = figure.axes[0].lines
+    assert colour == to_hex(lines[0].get_color()) and len(lines) == 3
+    assert points == [[1, 0.1], [2, 0.2], [3, 0.3]]
+
+
+def test_of_three_lines_each_has_its_turn() -> None:
+    figure = figure_of(*([[0.1, 0.5, 0.3]] * 3))
+    found = turns(figure)
+    assert [colour for colour, _, _ in found] == [to_hex(line.get_color()) for line in figure.axes[0].lines[:2]]
+    assert len({begin for _, begin, _ in found}) == 2
+
+
+def test_lines_that_only_cross_are_left_as_they_are() -> None:
+    assert turns(figure_of([0.1, 0.5, 0.9], [0.9, 0.5, 0.1])) == []
+
+
+def test_a_single_test_that_is_hidden_has_a_larger_disc() -> None:
+    axes = figure_of([0.5], [0.5], [0.7]).axes[0]
+    [disc] = [each for each in axes.collections if each.get_offsets().tolist() == [[1.0, 0.5]]]
+    below, above, _ = axes.lines
+    assert to_hex(disc.get_facecolor()[0]) == to_hex(below.get_color())
+    assert disc.get_sizes()[0] > above.get_markersize() ** 2 and disc.get_zorder() < above.get_zorder()
+
+
+# Metrics as lines -----------------------------------------------------------------------------------------------------
+
+ANGLES = """metric."even" = { first = "angle/0", third = "angle/2" }
+metric."odd" = { second = "angle/1" }
+y = "angle"
+marks = { "pi/2" = 1.5708 }
+"""
+
+
+def of_angles(panels: str = 'panels = ["epochs"]') -> Study:
+    text = TEXT.replace("METHODS", 'values."rate 0" = {}').replace("KIND", "curves")
+    return read_study(text.replace("AXES", panels + "\n" + ANGLES))
+
+
+def test_metrics_in_groups_are_the_lines_of_one_panel_a_colour_for_each_group() -> None:
+    study = of_angles()
+    records = [{"round": t, "angle/0": 1.0 + t, "angle/1": 0.5, "angle/2": 0.1 * t} for t in range(3)]
+    cells = [{"model": "logistic", "method": "rate 0", "epochs": epochs} for epochs in ("one", "two")]
+    figure = draw(study, [(cell, [Outcome(records)]) for cell in cells], [], {})
+    assert figure is not None and [axes.get_title() for axes in figure.axes] == [
+        "one, rate 0",
+        "two, rate 0",
+    ]
+    for axes in figure.axes:
+        first, third, second, level = axes.lines
+        assert [list(line.get_ydata()) for line in (first, third, second)] == [[1, 2, 3], [0, 0.1, 0.2], [0.5] * 3]
+        assert first.get_color() == third.get_color() != second.get_color()
+        assert first.get_linestyle() != third.get_linestyle()
+        assert list(level.get_ydata()) == [1.5708] * 2 and [text.get_text() for text in axes.texts] == ["pi/2"]
+        assert axes.get_ylabel() == "angle"
+    names = [text.get_text() for text in legend_of(figure).get_texts()]
+    assert names == ["first (even)", "third (even)", "second (odd)"]
+
+
+def test_no_two_lines_of_a_large_group_look_alike() -> None:
+    study = read_study(find_study("fedadp-fig2"))
+    records = [{"round": t, **{f"angle/{k}": 0.1 * k for k in range(10)}} for t in range(3)]
+    figure = draw(study, [({}, [Outcome(records)])], [], {})
+    assert figure is not None
+    (axes,) = figure.axes
+    shown = legend_of(figure).get_lines()
+    looks = [(line.get_color(), line.get_marker(), str(line._dash_pattern)) for line in shown]  # type: ignore[attr-defined]
+    assert len(looks) == len(set(looks)) == 10 and len({colour for colour, *_ in looks}) == 3
+    assert axes.get_ylabel() == "smoothed angle (mean so far)"
+
+
+MISTAKES = {
+    'lines = ["method"]': "figure.lines: expected none beside a table of metrics, which are the lines",
+    'x = "epochs"': "figure.kind: expected 'curves' beside a table of metrics, got 'lines'",
+}
+
+
+@pytest.mark.parametrize("keys", MISTAKES)
+def test_what_groups_of_metrics_cannot_have_is_told(keys: str) -> None:
+    text = TEXT.replace("METHODS", 'values."rate 0" = {}').replace("KIND", "lines" if "x =" in keys else "curves")
+    with pytest.raises(FedloomError, match=MISTAKES[keys]):
+        read_study(text.replace("AXES", keys + "\n" + ANGLES))
+    with pytest.raises(FedloomError, match=r"figure.y: expected the axis's name beside a table of metrics"):
+        read_study(
+            TEXT.replace("METHODS", "values.a = {}")
+            .replace("KIND", "curves")
+            .replace("AXES", ANGLES.replace('y = "angle"', ""))
+        )
+
+
+def test_what_is_drawn_up_to_a_round_says_so() -> None:
+    study = small_study("curves", 1)
+    assert study.figure is not None
+    running = study.model_copy(update={"figure": study.figure.model_copy(update={"running": "mean"})})
+    figure = draw(running, *outcomes(study), {})
+    assert figure is not None
+    assert {axes.get_ylabel() for axes in figure.axes} == {"test accuracy, mean so far"}
+    assert list(figure.axes[0].lines[0].get_ydata()) == pytest.approx([0.0, 0.05, 0.1])
+
+
+def test_a_pictures_title_says_at_which_scale_it_was_made() -> None:
+    study = read_study(find_study("hsu-fig1"))
+    assert study.headline == study.title
+    assert study.at("smoke").headline == f"{study.title} (scale smoke; stand-in: {study.at('smoke').stand_ins})"

@@ -15,10 +15,11 @@ from rich.console import Console
 
 import fedloom as fl
 from fedloom import cli
-from fedloom.experiments import build, schema, search
+from fedloom.experiments import build, schema, search, tune_report
 from fedloom.experiments.selection import Rule, edges
 from fedloom.experiments.tune_file import Axis, TuneSection, read_tune
-from fedloom.experiments.tuning import tune
+from fedloom.experiments.tuning import Outcome, Tried, tune
+from fedloom.report import search_plot as search_plots
 
 TEXT = """
 name = "small"
@@ -357,16 +358,92 @@ def test_a_search_proposes_and_goes_on(tmp_path: Path) -> None:
     assert len(set(rates)) == 6 and all(1e-4 <= rate <= 1 for rate in rates)
     assert {point["settings"]["server_lr"] for point in numbers["points"]} <= {0.1, 1.0}
     assert best["FedAvg"] is not None and (out / "best.toml").exists()
+    assert f"picture: {out / 'search-fedavg.png'}" in printed.replace("\n", "")
+    assert (out / "search-fedavg.png").stat().st_size > 10_000 and not (out / "heatmap-fedavg.png").exists()
     shutil.rmtree(out / "points" / "fedavg" / "trial004")
     _, again, printed = tuned(out, *SEARCH)
     assert [point["settings"] for point in again["points"]] == [point["settings"] for point in numbers["points"]]
     assert "3 of 3 runs are finished already" in printed and "2 of 3 runs are finished already" in printed
 
 
+@pytest.mark.parametrize(
+    ("grid", "drawn"),
+    [
+        (
+            "{ 'algorithm.server_lr' = [0.1, 1.0], 'algorithm.client_lr' = [0.1], epochs = [1] }",
+            ["client_lr", "server_lr"],
+        ),
+        ("{ 'algorithm.client_lr' = [0.1], epochs = [1, 2] }", ["client_lr"]),
+        ("{ batch_size = [5, 10], 'algorithm.client_optimizer' = ['sgd'] }", ["batch_size"]),
+        ("{ 'algorithm.client_optimizer' = ['sgd'] }", None),
+    ],
+)
+def test_which_settings_of_a_search_are_drawn(
+    grid: str, drawn: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(search_plots, "search_plot", lambda trials, path, **told: seen.append((trials, told)))
+    file = read_tune(TEXT, [f"tune.grid={grid}", "tune.search={}", "algorithms.0.client_lr=0.1"])
+    [algorithm] = file.algorithms()
+    points = list(algorithm.points())
+    rule = Rule.of(file.tune, {"validation_accuracy"})
+    records = [{"round": t, "validation_accuracy": 0.5} for t in range(6)]
+    tried = [Tried(points[0], [Outcome(0, tmp_path, records)])]
+    tried += [Tried(point, [Outcome(0, tmp_path, records[:2])], pruned=True) for point in points[1:]]
+    found = tune_report.Findings(file, [algorithm], {"FedAvg": tried}, {"FedAvg": tried[0]}, rule)
+    path = tune_report._search_plot(found, algorithm, tmp_path)
+    if drawn is None:
+        assert path is None and not seen
+        return
+    [(trials, told)] = seen
+    assert told["names"] == [tune_report.NAMES.get(key, key.replace("_", " ")) for key in drawn] and told["best"] == 0
+    assert [trial.at for trial in trials] == [tuple(point.settings[key] for key in drawn) for point in points]
+    assert [trial.score for trial in trials] == [0.5, *[None] * (len(points) - 1)]
+    assert {trial.why for trial in trials[1:]} <= {"pruned"}
+
+
+class Hopeless:
+    """A trial that should always be pruned."""
+
+    def __init__(self) -> None:
+        self.reported: list[int] = []
+
+    def report(self, value: float, step: int) -> None:
+        self.reported.append(step)
+
+    def should_prune(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("first", "rounds"), [(1, [0, 1, 2, 3]), (3, [2, 3]), (None, [])])
+def test_no_run_is_pruned_before_its_first_rounds(first: int | None, rounds: list[int]) -> None:
+    trial = Hopeless()
+    watch = search._watch(trial, "test_accuracy", first)  # type: ignore[arg-type]
+    ended = [t for t in range(4) if watch({"round": t, "test_accuracy": 0.1})]
+    assert ended == rounds and trial.reported == [0, 1, 2, 3]
+
+
+@installed
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("blank_pictures")
+def test_a_search_prunes_after_a_fifth_of_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import optuna
+
+    monkeypatch.setattr(optuna.Trial, "should_prune", lambda trial: True)
+    with pytest.raises(fl.FedloomError, match="diverged or came to no validation_accuracy"):
+        tuned(tmp_path / "out", "tune.search={ trials = 3, at_once = 3 }", "rounds=11")
+    runs = (tmp_path / "out" / "points" / "fedavg").glob("*/seed0/metrics.jsonl")
+    assert [len(run.read_text().splitlines()) for run in runs] == [3, 3, 3]  # 11 / 5, and no less
+
+
 @installed
 @pytest.mark.filterwarnings("ignore")
 def test_a_hopeless_run_is_pruned(tmp_path: Path) -> None:
-    pruning = ["tune.search={ trials = 16, at_once = 4 }", "tune.grid.algorithm.client_lr={decades=[-7,0]}"]
+    pruning = [
+        "tune.search={ trials = 16, at_once = 4 }",
+        "tune.grid.algorithm.client_lr={decades=[-7,0]}",
+        "rounds=20",
+    ]
     _, numbers, printed = tuned(tmp_path / "out", *pruning)
     pruned = [point for point in numbers["points"] if point["pruned"]]
     assert pruned and not any(point["best"] for point in pruned) and "pruned after" in printed

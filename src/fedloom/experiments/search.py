@@ -30,7 +30,10 @@ def require_optuna() -> None:
 
 
 def search(algorithm: Tuned, settings: SearchSection, rule: Rule, workshop: Workshop) -> list[Tried]:
-    """Ranges of decades are searched continuously, lists by choice; a run worse than the median of others is pruned."""
+    """Ranges of decades are searched continuously, lists by choice; a run worse than the median of others is pruned.
+
+    None is before a fifth of its rounds: the first ones say little of the last.
+    """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -44,7 +47,9 @@ def search(algorithm: Tuned, settings: SearchSection, rule: Rule, workshop: Work
             for trial in trials
         ]
         alone = all(len(point.experiment.seeds) == 1 for point in points)
-        watches = {place: _watch(trial, rule.metric, settings.prune) for place, trial in enumerate(trials) if alone}
+        firsts = [math.ceil(point.experiment.rounds / 5) if settings.prune else None for point in points]
+        both = zip(trials, firsts, strict=True)
+        watches = {place: _watch(trial, rule.metric, first) for place, (trial, first) in enumerate(both) if alone}
         found = workshop.try_points(points, watches)
         for trial, each in zip(trials, found, strict=True):
             _tell(study, trial, each, rule)
@@ -77,15 +82,15 @@ def _tidy(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _watch(trial: optuna.Trial, metric: str, prune: bool) -> Callback:
-    """Tell the study how a run is going, and the run whether it is worth going on."""
+def _watch(trial: optuna.Trial, metric: str, first: int | None) -> Callback:
+    """Tell the study how a run is going, and the run, after the `first` rounds, whether it is worth going on."""
 
     def watch(record: dict[str, Any]) -> bool:
         value = record.get(metric)
         if value is None or not math.isfinite(value):
             return False
         trial.report(value, record["round"])
-        return prune and trial.should_prune()
+        return first is not None and record["round"] + 1 >= first and trial.should_prune()
 
     return watch
 

@@ -193,6 +193,14 @@ class Study(Section):
         told = [f"{where.words}: {where.stand_in}" for where in places if any(where is each for each in kept)]
         return "; ".join([*([self.standing_in] if self.standing_in else []), *told]) or None
 
+    @property
+    def headline(self) -> str:
+        """The title of its picture: what a scale changes and what stands in belong to what is seen there."""
+        scale = [] if self.scale == FULL else [f"scale {self.scale}"]
+        standing_in = [] if self.stand_ins is None else [f"stand-in: {self.stand_ins}"]
+        aside = "; ".join([*scale, *standing_in])
+        return f"{self.title} ({aside})" if aside else self.title
+
     def compares(self, cell: Cell) -> bool:
         """Whether this cell can be held against what was published."""
         return self.compared and not self.stands_in(cell)
@@ -349,12 +357,21 @@ def seeds_of(study: Study, cell: Cell) -> list[int]:
     return list(given.get("seeds", Experiment.model_fields["seeds"].default))
 
 
-def experiment_of(study: Study, cell: Cell) -> Experiment:
-    """The experiment of one cell, with all its seeds."""
-    where = f"{study.id}, cell {', '.join(map(cut, cell.values())) or 'all'}"
+def table_of(study: Study, cell: Cell) -> dict[str, Any]:
+    """The [experiment] of one cell, as it would be written."""
     table = copy.deepcopy(study.experiment)
     for path, value in settings(study, cell).items():
-        _put(table, path, copy.deepcopy(value), where)
+        _put(table, path, copy.deepcopy(value), _words(study, cell))
+    return table
+
+
+def _words(study: Study, cell: Cell) -> str:
+    return f"{study.id}, cell {', '.join(map(cut, cell.values())) or 'all'}"
+
+
+def experiment_of(study: Study, cell: Cell) -> Experiment:
+    """The experiment of one cell, with all its seeds."""
+    table = table_of(study, cell)
     algorithm = table.pop("algorithm", None)
     table |= {"name": study.id, "title": ", ".join(cell.values()) or study.title}
     table["algorithms"] = [] if algorithm is None else [algorithm]
@@ -363,7 +380,7 @@ def experiment_of(study: Study, cell: Cell) -> Experiment:
     except ValidationError as error:
         _, message = mistakes.told(error.errors(include_url=False)[0], table)
         message = message.replace("algorithms.0", "algorithm").replace("[[algorithms]]", "[experiment.algorithm]")
-        raise FedloomError(f"{where}: {message}") from None
+        raise FedloomError(f"{_words(study, cell)}: {message}") from None
 
 
 def runs(study: Study) -> list[StudyRun]:

@@ -17,6 +17,8 @@ from fedloom.report.plots import DASHES
 
 HATCHES = ("", "////", "....", "xxxx")
 """On bars, what dashes are on lines."""
+MARKERS = ("", "o", "s", "^")
+"""On lines of one group, whose colour is the group's, what comes when the dashes are spent."""
 
 MARGIN, ROOM = 0.25, 1.3
 """Inches that a figure keeps free beside its legend, and that it has for one below its panels."""
@@ -27,7 +29,8 @@ class Look(NamedTuple):
 
     colour: str
     dash: Any
-    hatch: str
+    hatch: str = ""
+    marker: str = ""
 
     @property
     def bar(self) -> dict[str, Any]:
@@ -38,18 +41,29 @@ class Look(NamedTuple):
 def nth_look(index: int) -> Look:
     """The look of a figure's line or bar of that number.
 
-    >>> nth_look(0), nth_look(7)
-    (Look(colour='#0072B2', dash='solid', hatch=''), Look(colour='#0072B2', dash=(0, (5, 2)), hatch='////'))
+    >>> nth_look(0), nth_look(7).dash, nth_look(7).hatch
+    (Look(colour='#0072B2', dash='solid', hatch='', marker=''), (0, (5, 2)), '////')
     """
     again, colour = divmod(index, len(LINES))
     return Look(LINES[colour], DASHES[again % len(DASHES)], HATCHES[again % len(HATCHES)])
+
+
+def group_look(group: int, index: int) -> Look:
+    """The look of a line in a group, all of one colour.
+
+    >>> group_look(1, 0), group_look(1, 4).marker
+    (Look(colour='#D55E00', dash='solid', hatch='', marker=''), 'o')
+    """
+    again, dash = divmod(index, len(DASHES))
+    return Look(LINES[group % len(LINES)], DASHES[dash], marker=MARKERS[again % len(MARKERS)])
 
 
 def handle(look: Look, name: str, bars: bool) -> Artist:
     """What stands before a name in the legend."""
     if bars:
         return Patch(label=name, **look.bar)
-    return Line2D([], [], color=look.colour, linestyle=look.dash, linewidth=2.2, label=name)
+    shown = {"color": look.colour, "linestyle": look.dash, "marker": look.marker, "markersize": 4}
+    return Line2D([], [], linewidth=2.2, label=name, **shown)
 
 
 def published_handle() -> Artist:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from os import PathLike
 from textwrap import fill
@@ -16,21 +16,39 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedloom.experiments.measures import PER_ROUND, Outcome, matching
 from fedloom.experiments.published import Published
 from fedloom.experiments.results import Key, Result, key, without
-from fedloom.experiments.study import Study
-from fedloom.experiments.study_legend import Look, add_legend, handle, nth_look, published_handle
-from fedloom.experiments.study_sections import FULL, MEASURE, Cell, FigureSection, Measure, picked
+from fedloom.experiments.study import Study, table_of
+from fedloom.experiments.study_legend import Look, add_legend, group_look, handle, nth_look, published_handle
+from fedloom.experiments.study_sections import MEASURE, Cell, FigureSection, Measure, picked
 from fedloom.experiments.words import cell_words, numbers_of
+from fedloom.report.coincident import tell_apart
 from fedloom.report.palette import FAINT, INK
 from fedloom.report.plots import STYLE, Floats, logarithmic, percent, thousands, write_png
 
 SMALL: dict[Any, Any] = {**STYLE, "font.size": 11, "axes.titlesize": 12, "axes.titlepad": 8}
 Curves = Sequence[tuple[Cell, Sequence[Outcome]]]
 """The cells that are shown, and the runs of their seeds."""
+RUNNING = {"highest": "highest so far", "lowest": "lowest so far", "mean": "mean so far"}
+GREY = "#888888"
+
+
+@dataclass(frozen=True)
+class Line:
+    """What is told apart within a panel: its own part of the cell, and its metric where that is not the panel's."""
+
+    cell: Cell
+    look: Look
+    name: str
+    metric: str | None = None
+
+
+Panel = tuple[str | None, str, Cell]
+"""The metric, none where the lines have their own; what goes across; and the cell."""
 
 
 def study_figure(
@@ -60,66 +78,106 @@ def draw(study: Study, curves: Curves, found: Sequence[Result], numbers: Mapping
     panels = _panels(study, wanted, places, curves)
     if not panels:
         return None
-    lines = _values(study, _line_axes(study, wanted), places)
-    looks = {key(line): nth_look(index) for index, line in enumerate(lines)}
+    lines = _lines(study, wanted, places)
     across = min(3, len(panels)) if len(panels) != 4 else 2
     down = math.ceil(len(panels) / across)
-    size = (max(6.4, 4.6 * across), 1.3 + 3.3 * down)
+    size = (max(6.4, 4.6 * across), 1.3 + (3.3 if len(panels) > 1 else 4.0) * down)
     figure = Figure(figsize=size, dpi=110, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
     grid = figure.subplots(down, across, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
+    drawn: list[list[Line2D]] = []
     for axes, (metric, x, panel) in zip(grid.flat, panels, strict=False):
         axes.set_title(cell_words(panel))
         axes.grid(axis="y", color=FAINT, linewidth=0.8)
         axes.set_axisbelow(True)
         if wanted.kind == "curves":
-            _draw_curves(axes, wanted, (metric, x), panel, lines, looks, curves)
+            drawn.append(_draw_curves(axes, wanted, (metric, x), panel, lines, curves))
         else:
-            _draw_measure(axes, study, wanted, panel, lines, looks, found, numbers)
-            axes.set_ylabel("" if measure is None or _by_measure(wanted) else measure.name)
-    scale = [] if study.scale == FULL else [f"scale {study.scale}"]
-    standing_in = [] if study.stand_ins is None else [f"stand-in: {study.stand_ins}"]
-    aside = f" ({'; '.join([*scale, *standing_in])})" if scale or standing_in else ""
-    title = fill(study.title + aside, int(8.4 * size[0]))
+            drawn.append(_draw_measure(axes, study, wanted, panel, lines, found, numbers))
+            axes.set_ylabel(wanted.y or ("" if measure is None or _by_measure(wanted) else measure.name))
+        _mark(axes, wanted)
+    shown = list(grid.flat[: len(panels)])
+    _share(shown, [_compared_by(study, wanted, panel, places) for panel in panels])
+    for axes, own in zip(shown, drawn, strict=True):
+        tell_apart(axes, own)
+    title = fill(study.headline, int(8.4 * size[0]))
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
-    _name(figure, study, wanted, looks, lines, wanted.kind != "curves" and bool(numbers))
+    _name(figure, study, wanted, lines, wanted.kind != "curves" and bool(numbers))
     return figure
 
 
-def _panels(study: Study, wanted: FigureSection, places: Sequence[Cell], curves: Curves) -> list[tuple[str, str, Cell]]:
-    """The metric, what goes across and the cell of every panel."""
-    named = wanted.metrics if wanted.kind == "curves" else wanted.metrics[:1]
+def _lines(study: Study, wanted: FigureSection, places: Sequence[Cell]) -> list[Line]:
+    """The lines of every panel; what is the same in all of them is not part of their names."""
+    if wanted.groups:
+        return [
+            Line({}, group_look(group, index), f"{name} ({title})", metric)
+            for group, (title, named) in enumerate(wanted.groups.items())
+            for index, (name, metric) in enumerate(named.items())
+        ]
+    axes = _line_axes(study, wanted)
+    told = [axis for axis in axes if axis not in study.fixed]
+    cells = _values(study, axes, places)
+    return [Line(cell, nth_look(index), ", ".join(cell[axis] for axis in told)) for index, cell in enumerate(cells)]
+
+
+def _panels(study: Study, wanted: FigureSection, places: Sequence[Cell], curves: Curves) -> list[Panel]:
+    named: Sequence[str | None] = wanted.metrics if wanted.kind == "curves" else wanted.metrics[:1]
+    axes = wanted.panels
+    if wanted.groups:
+        named, axes = [None], axes + [axis for axis in _line_axes(study, wanted) if axis not in study.fixed]
     kinds = [(metric, x) for metric in named for x in wanted.across]
-    panels = [(metric, x, panel) for metric, x in kinds for panel in _values(study, wanted.panels, places)]
+    panels = [(metric, x, panel) for metric, x in kinds for panel in _values(study, axes, places)]
     if wanted.kind == "curves":  # not all cells are measured alike
-        panels = [place for place in panels if _has_curve(place[0], place[2], curves)] or panels
+        panels = [
+            (metric, x, panel) for metric, x, panel in panels if _has_curve(wanted, metric, panel, curves)
+        ] or panels
     return panels
 
 
-def _name(
-    figure: Figure,
-    study: Study,
-    wanted: FigureSection,
-    looks: Mapping[Key, Look],
-    lines: Sequence[Cell],
-    published: bool,
-) -> None:
-    """The legend; what is the same in all lines is not told."""
-    told = [axis for axis in _line_axes(study, wanted) if axis not in study.fixed]
-    names = [", ".join(line[axis] for axis in told) for line in lines]
-    bars = wanted.kind == "bars"
-    handles = [handle(looks[key(line)], name, bars) for name, line in zip(names, lines, strict=True) if name]
+def _compared_by(study: Study, wanted: FigureSection, panel: Panel, places: Sequence[Cell]) -> tuple[object, ...]:
+    """What two panels have in common that can be compared: what goes up, of which data and of which model."""
+    metric, _, cell = panel
+    place = without(next((each for each in places if cell.items() <= each.items()), cell), [MEASURE])
+    whole = {axis.name: axis.names()[0] for axis in study.axes} | place
+    table = table_of(study, whole)
+    of = [str(table.get("data", {}).get(each)) for each in ("name", "task", "target")]
+    upwards = metric if wanted.kind == "curves" else cell.get(MEASURE)
+    return (upwards, *of, str(table.get("model", {}).get("name")))
+
+
+def _share(panels: Sequence[Axes], kinds: Sequence[tuple[object, ...]]) -> None:
+    """The same span upwards where panels can be compared; what is empty has none."""
+    for kind in set(kinds):
+        alike = [axes for axes, own in zip(panels, kinds, strict=True) if own == kind and axes.has_data()]
+        lows, highs = zip(*(axes.get_ylim() for axes in alike), strict=True) if alike else ((), ())
+        for axes in alike:
+            axes.set_ylim(min(lows), max(highs))
+
+
+def _mark(axes: Axes, wanted: FigureSection) -> None:
+    """The values that are told across every panel, each with its name."""
+    place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+    for name, value in wanted.marks.items():
+        axes.axhline(value, color=GREY, linewidth=1, linestyle=(0, (4, 3)))
+        axes.annotate(name, (1, value), (0, 1), ha="right", va="bottom", color="#555555", **place)
+
+
+def _name(figure: Figure, study: Study, wanted: FigureSection, lines: Sequence[Line], published: bool) -> None:
+    """The legend."""
+    handles = [handle(line.look, line.name, wanted.kind == "bars") for line in lines if line.name]
     if published:
         handles.append(published_handle())
+    told = [] if wanted.groups else [axis for axis in _line_axes(study, wanted) if axis not in study.fixed]
     if handles:
         add_legend(figure, handles, ", ".join(told))
 
 
-def _has_curve(metric: str, panel: Cell, curves: Curves) -> bool:
+def _has_curve(wanted: FigureSection, metric: str | None, panel: Cell, curves: Curves) -> bool:
+    metrics = wanted.metrics if metric is None else [metric]
     runs = [run for cell, outcomes in curves if panel.items() <= cell.items() for run in outcomes]
-    records = (record for run in runs for record in run.rounds)
-    return any(value is not None and fnmatchcase(name, metric) for record in records for name, value in record.items())
+    there = {name for run in runs for record in run.rounds for name, value in record.items() if value is not None}
+    return any(fnmatchcase(name, each) for name in there for each in metrics)
 
 
 def _measure(study: Study, wanted: FigureSection) -> Measure | None:
@@ -156,21 +214,23 @@ def _values(study: Study, axes: Sequence[str], places: Sequence[Cell]) -> list[C
 def _draw_curves(
     axes: Axes,
     wanted: FigureSection,
-    shown: tuple[str, str],
+    shown: tuple[str | None, str],
     panel: Cell,
-    lines: Sequence[Cell],
-    looks: Mapping[Key, Look],
+    lines: Sequence[Line],
     curves: Curves,
-) -> None:
+) -> list[Line2D]:
     """A line is the mean over seeds, its band the smallest to the largest; a run that stopped keeps its last value."""
-    metric, x = shown
+    common, x = shown
+    metrics = {line.metric or common or "" for line in lines}
     targets: set[float | None] = set()
+    drawn: list[Line2D] = []
     for line in lines:
-        level = bool(wanted.level) and picked(line, wanted.level)
-        place = line if level else panel | line
+        metric = line.metric or common or ""
+        level = bool(wanted.level) and picked(line.cell, wanted.level)
+        place = line.cell if level else panel | line.cell
         runs = [each for cell, outcomes in curves if place.items() <= cell.items() for each in outcomes]
         targets |= {each.target for each in runs}
-        colour, dash, _ = looks[key(line)]
+        colour, dash = line.look.colour, line.look.dash
         if "*" in metric:
             for name in matching(metric, [record for run in runs for record in run.rounds]):
                 at, values = _aligned(runs, x, name)
@@ -185,12 +245,14 @@ def _draw_curves(
             axes.axhline(values[:, -1].mean(), color=colour, linestyle=dash, linewidth=1.8)
             continue
         axes.fill_between(at, values.min(0), values.max(0), color=colour, alpha=0.13, linewidth=0)
-        marker = "o" if at.size == 1 else None
-        axes.plot(at, values.mean(0), color=colour, linestyle=dash, linewidth=1.8, marker=marker)
-    if len(targets) == 1 and (target := targets.pop()) is not None and metric == "test_accuracy":
-        axes.axhline(target, color="#888888", linewidth=1, linestyle=(0, (4, 3)))
+        marker = line.look.marker or ("o" if at.size == 1 else "")
+        style: dict[str, Any] = {"marker": marker, "markersize": 4, "markevery": 1 + at.size // 20}
+        drawn += axes.plot(at, values.mean(0), color=colour, linestyle=dash, linewidth=1.8, **style)
+    if len(targets) == 1 and (target := targets.pop()) is not None and metrics == {"test_accuracy"}:
+        axes.axhline(target, color=GREY, linewidth=1, linestyle=(0, (4, 3)))
     axes.set_xlabel(x.replace("_", " "))
-    axes.set_ylabel(metric.replace("_", " "))
+    running = "" if wanted.running is None else f", {RUNNING[wanted.running]}"
+    axes.set_ylabel(wanted.y or f"{str(common).replace('_', ' ')}{running}")
     if x == "round":
         first, last = axes.dataLim.intervalx
         if first == last:
@@ -201,8 +263,9 @@ def _draw_curves(
         axes.xaxis.set_major_formatter(thousands())
     if wanted.logarithmic:
         logarithmic(axes)
-    elif metric.endswith("accuracy"):
+    elif all(metric.endswith("accuracy") for metric in metrics):
         axes.yaxis.set_major_formatter(percent())
+    return drawn
 
 
 def _running(values: Floats, kind: str | None) -> Floats:
@@ -241,11 +304,10 @@ def _draw_measure(
     study: Study,
     wanted: FigureSection,
     panel: Cell,
-    lines: Sequence[Cell],
-    looks: Mapping[Key, Look],
+    lines: Sequence[Line],
     found: Sequence[Result],
     numbers: Mapping[Key, Published],
-) -> None:
+) -> list[Line2D]:
     x = wanted.across[0]
     names = [value for value in study.values(x) if any(result.cell.get(x) == value for result in found)]
     places = numbers_of(names) if wanted.kind == "lines" else None
@@ -254,12 +316,13 @@ def _draw_measure(
     at = places or [float(index) for index in range(len(names))]
     by_cell = {key(result.cell): result for result in found}
     width = 0.8 / max(1, len(lines))
+    drawn: list[Line2D] = []
     for index, line in enumerate(lines):
         shift = (index - (len(lines) - 1) / 2) * width if wanted.kind == "bars" else 0.0
-        colour, dash, _ = mine = looks[key(line)]
+        colour, dash = line.look.colour, line.look.dash
         xs, ys, spreads, printed = [], [], [], []
         for place, name in zip(at, names, strict=True):
-            cell = panel | line | {x: name}
+            cell = panel | line.cell | {x: name}
             result = by_cell.get(key(cell))
             full = cell if result is None else cell | {MEASURE: result.measure.name}
             number = numbers.get(key(cell)) or numbers.get(key(full)) or numbers.get(key(without(cell, [MEASURE])))
@@ -272,9 +335,10 @@ def _draw_measure(
         if not xs and not printed:
             continue
         if wanted.kind == "bars":
-            axes.bar(xs, ys, width * 0.92, yerr=spreads, ecolor=INK, error_kw={"linewidth": 1}, **mine.bar)
+            axes.bar(xs, ys, width * 0.92, yerr=spreads, ecolor=INK, error_kw={"linewidth": 1}, **line.look.bar)
         else:
-            axes.errorbar(xs, ys, spreads, color=colour, linestyle=dash, linewidth=1.8, marker="o", markersize=4)
+            bars = axes.errorbar(xs, ys, spreads, color=colour, linestyle=dash, linewidth=1.8, marker="o", markersize=4)
+            drawn.append(bars.lines[0])
         if printed:
             axes.plot(*zip(*printed, strict=True), "o", color=colour if wanted.kind == "lines" else INK, mfc="white")
     axes.set_xlabel(x)
@@ -282,7 +346,7 @@ def _draw_measure(
         axes.set_xticks([])
         axes.set_yticks([])
         axes.text(0.5, 0.5, "no run came so far", transform=axes.transAxes, ha="center", color="#555555")
-        return
+        return drawn
     if places is None:
         axes.set_xticks(at, names)
         axes.set_xlim(-0.6, len(names) - 0.4)
@@ -290,6 +354,7 @@ def _draw_measure(
         _name_places(axes, places, names)
     if wanted.logarithmic:
         logarithmic(axes)
+    return drawn
 
 
 def _name_places(axes: Axes, places: Sequence[float], names: Sequence[str]) -> None:

@@ -42,6 +42,9 @@ FULL = "full"
 
 Names = Annotated[list[Text], Expected("a list of names")]
 
+Groups = dict[str, dict[str, str]]
+"""Metrics that are lines of one panel: of every group, which has a colour, the lines' names and their metrics."""
+
 
 def picked(cell: Cell, chosen: Chosen) -> bool:
     """Whether the cell has one of the values for every axis that `chosen` names.
@@ -302,10 +305,18 @@ class FigureSection(Section):
     it a line or a colour for every value of `lines`. Of `lines` and `bars`, `measure` may be among both. `running`
     draws the best value so far, or the mean. A metric with a star draws a thin line for each that matches. Of the lines
     that `level` names the last value is drawn across every panel: centralised training, whose rounds are others.
+
+    `metric` may be a table of groups, each a table of names and metrics: then these are the lines, with a colour for
+    every group, and all axes have panels. `y` names what goes up, and `marks` are values across every panel.
     """
 
     kind: Literal["curves", "lines", "bars"]
-    metric: Annotated[Text | list[Text], Expected("the name of a metric, or a list of them")] = "test_accuracy"
+    metric: Annotated[
+        Text | list[Text] | dict[str, dict[str, Text]],
+        Expected("the name of a metric, or a list of them, or a table of groups, each a table of names and metrics"),
+    ] = "test_accuracy"
+    y: Text | None = None
+    marks: Annotated[dict[str, Number], Expected("a table of names, each with a number")] = Field(default_factory=dict)
     running: Literal["highest", "lowest", "mean"] | None = None
     measure: Text | None = None
     x: Annotated[Text | list[Text], Expected("the name of what goes across, or a list of them")] = "round"
@@ -316,8 +327,30 @@ class FigureSection(Section):
     )
     logarithmic: Annotated[bool, Expected("true or false")] = False
 
+    @model_validator(mode="after")
+    def _groups_are_the_lines(self) -> Self:
+        if not self.groups:
+            if isinstance(self.metric, dict):
+                raise mistake("at least one name with its metric", "metric", self.metric)
+            return self
+        if self.kind != "curves":
+            raise mistake("'curves' beside a table of metrics", "kind", self.kind)
+        if self.lines:
+            raise mistake("none beside a table of metrics, which are the lines", "lines", self.lines)
+        if self.y is None:
+            raise mistake("the axis's name beside a table of metrics, which have no common one", "y")
+        return self
+
+    @property
+    def groups(self) -> Groups:
+        """The metrics that are the lines of every panel; none where each metric has panels of its own."""
+        return {group: named for group, named in self.metric.items() if named} if isinstance(self.metric, dict) else {}
+
     @property
     def metrics(self) -> list[str]:
+        """Every metric that is drawn."""
+        if isinstance(self.metric, dict):
+            return [metric for named in self.groups.values() for metric in named.values()]
         return [self.metric] if isinstance(self.metric, str) else self.metric
 
     @property

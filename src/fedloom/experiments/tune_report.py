@@ -1,4 +1,4 @@
-"""What a tuning leaves: tables, heat maps, `tune.json`, and the winner as an experiment."""
+"""What a tuning leaves: tables, pictures, `tune.json`, and the winner as an experiment."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 BEST, NUMBERS = "best.toml", "tune.json"
 RATES = ("client_lr", "server_lr")
+NAMES = {"client_lr": "client learning rate", "server_lr": "server learning rate"}
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ def show(findings: Findings, out: Path, console: Console) -> None:
         console.print(table(findings, algorithm))
         if at := findings.edges(algorithm):
             say(console, f"{algorithm.label}: the best lies at the edge of the grid, {', '.join(at)}: widen it there")
-        if (picture := _heat_map(findings, algorithm, out)) is not None:
+        draw = _search_plot if findings.file.tune.search else _heat_map
+        if (picture := draw(findings, algorithm, out)) is not None:
             say(console, f"picture: {picture}")
     winners = best_experiments(findings)
     for name, experiment in winners.items():
@@ -191,7 +193,7 @@ def best_experiments(findings: Findings) -> dict[str, Experiment]:
 
 def _heat_map(findings: Findings, algorithm: Tuned, out: Path) -> Path | None:
     """Client rate against server rate, at each pair the best over everything else."""
-    if not all(rate in algorithm.axes and algorithm.axes[rate].numeric for rate in RATES) or findings.file.tune.search:
+    if not all(rate in algorithm.axes and algorithm.axes[rate].numeric for rate in RATES):
         return None
     from fedloom.report.heatmap import heat_map
 
@@ -209,6 +211,34 @@ def _heat_map(findings: Findings, algorithm: Tuned, out: Path) -> Path | None:
         path,
         title=f"{algorithm.label}: {findings.rule.metric.replace('_', ' ')}",
         best=None if mark is None else (mark[0], mark[1]),
+        percent=findings.percent,
+        lower=findings.rule.lower,
+    )
+    return path
+
+
+def _search_plot(findings: Findings, algorithm: Tuned, out: Path) -> Path | None:
+    """The rates that were searched, or else the first two numbers: two with the score as colour, one against it."""
+    numeric = [key for key, axis in algorithm.axes.items() if axis.numeric]
+    keys = ([rate for rate in RATES if rate in numeric] or numeric)[:2]
+    if not keys:
+        return None
+    from fedloom.report.search_plot import Trial, search_plot
+
+    trials = []
+    for each in findings.tried[algorithm.label]:
+        why = "diverged" if each.diverged else "pruned" if each.pruned else "not finite"
+        trials.append(Trial(tuple(float(each.point.settings[key]) for key in keys), each.score(findings.rule), why))
+    best = findings.best[algorithm.label]
+    metric = findings.rule.metric.replace("_", " ")
+    path = out / f"search-{algorithm.slug}.png"
+    search_plot(
+        trials,
+        path,
+        names=[NAMES.get(key, key.replace("_", " ")) for key in keys],
+        title=f"{algorithm.label}: {metric}",
+        score=metric,
+        best=None if best is None else findings.tried[algorithm.label].index(best),
         percent=findings.percent,
         lower=findings.rule.lower,
     )

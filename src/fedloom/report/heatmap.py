@@ -9,7 +9,7 @@ from os import PathLike
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
+from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -21,6 +21,8 @@ Pair = tuple[float, float]
 
 NOTHING = "#E4E4E4"
 """Of a pair that diverged."""
+FRAME = "#E69F00"
+"""Around the best."""
 
 
 def heat_map(
@@ -45,20 +47,32 @@ def heat_map(
         width, height = 3.2 + 1.0 * len(clients), 2.4 + 0.75 * len(servers)
         figure = Figure(figsize=(max(7.0, width), max(4.0, height)), dpi=100, layout="constrained")
         axes = figure.add_subplot()
-        norm = _norm(values, lower)
-        colours = mpl.colormaps["cividis_r" if lower else "cividis"].with_extremes(bad=NOTHING)
-        image = axes.imshow(np.ma.masked_invalid(values), cmap=colours, norm=norm, origin="lower", aspect="auto")
+        norm = norm_of(values, lower)
+        shown = np.ma.masked_invalid(values)
+        image = axes.imshow(shown, cmap=colours_of(lower), norm=norm, origin="lower", aspect="auto")
         _write(axes, values, norm, percent, lower)
         _ticks(axes, clients, servers)
         axes.set_title(title)
         if best is not None:
             _frame(axes, clients.index(best[0]), servers.index(best[1]))
-        bar = figure.colorbar(image, ax=axes, pad=0.02, format=lambda value, _: _figure(value, percent))
+        form = lambda value, _: in_words(value, percent)  # noqa: E731
+        bar = figure.colorbar(image, ax=axes, pad=0.02, extend=beyond(values, norm), format=form)
         bar.outline.set_visible(False)
         write_png(figure, path)
 
 
-def _norm(values: Floats, lower: bool) -> Normalize:
+def colours_of(lower: bool) -> Colormap:
+    """The best is the lightest."""
+    return mpl.colormaps["cividis_r" if lower else "cividis"].with_extremes(bad=NOTHING)
+
+
+def beyond(values: Floats, norm: Normalize) -> str:
+    """Whether the colour bar ends in an arrow: some values lie beyond its end, and have its last colour."""
+    known = values[np.isfinite(values)]
+    return "max" if known.size and norm.vmax is not None and known.max() > norm.vmax else "neither"
+
+
+def norm_of(values: Floats, lower: bool) -> Normalize:
     """The whole span; of a loss, up to four times the best: what is beyond is equally bad."""
     known = values[np.isfinite(values)]
     if not known.size:
@@ -78,10 +92,10 @@ def _write(axes: Axes, values: Floats, norm: Normalize, percent: bool, lower: bo
             continue
         share = float(norm(value))
         light = share < 0.5 if lower else share > 0.5
-        axes.text(column, row, _figure(value, percent), ha="center", va="center", color=INK if light else "white")
+        axes.text(column, row, in_words(value, percent), ha="center", va="center", color=INK if light else "white")
 
 
-def _figure(value: float, percent: bool) -> str:
+def in_words(value: float, percent: bool) -> str:
     return f"{value:.1%}" if percent else f"{value:.3g}"
 
 
@@ -113,7 +127,7 @@ def _power(rate: float) -> str:
 
 def _frame(axes: Axes, column: int, row: int) -> None:
     """The best one, whose colour is the lightest."""
-    for colour, width in ((INK, 6.0), ("#E69F00", 3.0)):
+    for colour, width in ((INK, 6.0), (FRAME, 3.0)):
         axes.add_patch(
             Rectangle(
                 (column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=colour, linewidth=width, zorder=3, clip_on=False

@@ -23,12 +23,13 @@ MOST = 6
 
 
 def spread_out(clients: int, most: int = SHOWN) -> npt.NDArray[np.int64]:
-    """All clients, or that many of them from the first to the last.
+    """All clients, or that many of them from the first on: round numbers are among them, and can be told on an axis.
 
-    >>> spread_out(5, 3).tolist()
-    [0, 2, 4]
+    >>> spread_out(100, 30).tolist()[:10]
+    [0, 3, 6, 10, 13, 16, 20, 23, 26, 30]
     """
-    return np.unique(np.linspace(0, clients - 1, min(clients, most)).round().astype(np.int64))
+    shown = min(clients, most)
+    return np.arange(shown) * clients // max(1, shown)
 
 
 def partitions(series: Sequence[Series], folder: Path | None = None) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from os import PathLike
+from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
@@ -49,12 +50,12 @@ def partition_panels(partitions: Mapping[str, FederatedData], path: str | PathLi
         across = len(partitions)
         layout = ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.15)
         figure = Figure(figsize=(max(7.0, 3.6 * across), 9), dpi=100, layout=layout)
-        figure.suptitle(title, x=0.015, ha="left", fontsize=15, color=INK)
+        figure.suptitle(fill(title, int(9.5 * figure.get_figwidth())), x=0.015, ha="left", fontsize=15, color=INK)
         grid = figure.subplots(2, across, squeeze=False, height_ratios=[2, 1])
         for (upper, lower), (name, data) in zip(grid.T, partitions.items(), strict=True):
             counts = label_counts(data)
             _mix(upper, counts, most=30, legend=False)
-            upper.set_title(name)
+            upper.set_title(name, pad=8)
             _histogram(lower, label_skew(counts).distinct, "", "distinct labels")
         write_png(figure, path)
 
@@ -74,15 +75,27 @@ def _mix(axes: Axes, counts: Counts, most: int = SHOWN, legend: bool = True) -> 
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.tick_params(length=0)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
-    names = FuncFormatter(lambda at, _: f"{chosen[int(at)]:,}" if 0 <= at < len(chosen) else "")
-    axes.yaxis.set_major_formatter(names)
+    named = _round_ones(chosen.tolist(), clients)
+    axes.set_yticks(named, [f"{chosen[at]:,}" for at in named])
     axes.set_ylabel("client")
     axes.set_xlabel("share of the client's examples")
     few = len(chosen) < clients
     axes.set_title(f"Labels of {f'{len(chosen)} of the ' if few else 'the '}{clients:,} clients")
     if legend:
         _legend(axes, colours, classes)
+
+
+def _round_ones(chosen: list[int], clients: int, most: int = 12) -> list[int]:
+    """The places of the clients that are named: all multiples of the smallest round number that leaves room.
+
+    >>> _round_ones([0, 3, 6, 10, 13, 16, 20], 21), _round_ones(list(range(10)), 10)
+    ([0, 3, 6], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+    """
+    for step in (digit * 10**power for power in range(10) for digit in (1, 2, 5)):
+        multiples = range(0, clients, step)
+        if len(multiples) <= most and set(multiples) <= set(chosen):
+            return [chosen.index(client) for client in multiples]
+    return [0]
 
 
 def _legend(axes: Axes, colours: list[Any], classes: int) -> None:
@@ -105,17 +118,28 @@ def _histogram(axes: Axes, values: Counts, title: str, label: str) -> None:
     low, high = int(values.min()), int(values.max())
     if high - low < 40:
         bins = np.arange(low, high + 2) - 0.5
-        bins = bins if len(bins) > 3 else np.arange(low - 3, high + 5) - 0.5
+        bins = bins if len(bins) > 3 else np.arange(max(0, low - 3), high + 5) - 0.5
     else:
         bins = np.linspace(low, high, 41)
     axes.hist(values, bins=bins.tolist(), color=_BAR, rwidth=0.9 if high - low < 40 else 1.0)
     axes.set_title(title, pad=26)
-    spread = f"{low:,} each" if low == high else f"{low:,} to {high:,}, median {np.median(values):,.0f}"
+    spread = f"{low:,} each" if low == high else f"{low:,} to {high:,}, median {_half(float(np.median(values)))}"
     axes.text(0, 1.015, spread, transform=axes.transAxes, color=_MUTED, va="bottom")
     axes.set_xlabel(label)
     axes.set_ylabel("clients")
     axes.grid(axis="y", color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+        axis.set_major_locator(MaxNLocator(nbins=7, integer=True, steps=[1, 2, 5, 10]))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    if low == high:
+        axes.set_xticks([low])  # of one value there is nothing else to tell
+
+
+def _half(median: float) -> str:
+    """A median of whole numbers, which may lie between two of them.
+
+    >>> _half(3.5), _half(1200.0)
+    ('3.5', '1,200')
+    """
+    return f"{median:,.0f}" if median == int(median) else f"{median:,.1f}"
