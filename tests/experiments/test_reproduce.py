@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -1267,7 +1268,10 @@ rows = [{ row = "regression", model = { name = "logistic", inputs = 784, classes
         read_study(text.replace("model = {", "data = {"))
 
 
-def test_a_partition_is_counted_drawn_and_judged(tmp_path: Path) -> None:
+def test_a_partition_is_counted_drawn_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles: list[str] = []
+    draw = Figure.suptitle
+    monkeypatch.setattr(Figure, "suptitle", lambda self, t, **k: (titles.append(t), draw(self, t, **k))[1])
     text = """
 id = "mixes"
 paper = "Nobody 2020, figure 1"
@@ -1300,6 +1304,7 @@ set = { "data.clients" = 5 }
     assert "pass: a large alpha gives more labels (in 1 of 1 cells)" in said
     report, said = ran(study.at("smoke"), tmp_path / "smoke")
     assert report["measured"][0]["value"] == 5.0 and "stand-in, not the paper's own: five clients" in said
+    assert [title.replace("\n", " ") for title in titles] == ["Mixes", "Mixes (scale smoke; stand-in: five clients)"]
 
 
 def test_the_commands(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

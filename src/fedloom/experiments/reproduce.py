@@ -265,5 +265,5 @@ def _draw_partitions(study: Study, out: Path, data_folder: Path | None, shelf: S
 
     there = partitions(study, data_folder, shelf)
     if there:
-        partition_panels(there, out / FIGURE, study.title)
+        partition_panels(there, out / FIGURE, study.headline)
         say(console, f"figure: {out / FIGURE}")
