@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.experiments.registry import find_study, studies
-from fedloom.experiments.study import read_study
+from fedloom.experiments.study_file import read_study
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "results.md"

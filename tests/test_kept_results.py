@@ -16,7 +16,8 @@ from fedloom.experiments.measures import Measured
 from fedloom.experiments.published import match, published
 from fedloom.experiments.registry import find_study
 from fedloom.experiments.results import Result, key
-from fedloom.experiments.study import Study, read_study, runs
+from fedloom.experiments.study import Study, runs
+from fedloom.experiments.study_file import read_study
 from fedloom.experiments.study_report import report
 
 ROOT = Path(__file__).parents[1]

@@ -18,7 +18,8 @@ from typing import Any
 
 from fedloom import algorithms
 from fedloom.experiments.registry import studies
-from fedloom.experiments.study import Study, cells, read_study, settings
+from fedloom.experiments.study import Study, cells, settings
+from fedloom.experiments.study_file import read_study
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -29,6 +29,7 @@ from fedloom.errors import FedloomError
 from fedloom.experiments import origins, published, runner, schema, stacks, study, study_runs, tune_file
 from fedloom.experiments.measures import measure_cell
 from fedloom.experiments.selection import Rule
+from fedloom.experiments.study_file import read_study
 from fedloom.experiments.study_sections import Measure
 from fedloom.privacy import Privacy
 from fedloom.report.page import write_report
@@ -120,14 +121,12 @@ def tune_toml(folder: Path) -> tuple[Path, Read]:
 
 
 def study_file(folder: Path) -> tuple[Path, Read]:
-    return small.put(folder / "small.toml", STUDY), lambda path: study.runs(study.read_study(path))
+    return small.put(folder / "small.toml", STUDY), lambda path: study.runs(read_study(path))
 
 
 def published_file(folder: Path) -> tuple[Path, Read]:
     beside = small.put(folder / "small.toml", STUDY)
-    return small.put(folder / "published.toml", NUMBERS), lambda path: published.published(
-        study.read_study(beside), beside
-    )
+    return small.put(folder / "published.toml", NUMBERS), lambda path: published.published(read_study(beside), beside)
 
 
 def _reported(name: str) -> Make:
@@ -153,7 +152,7 @@ def _finished(name: str) -> Make:
 
     def make(folder: Path) -> tuple[Path, Read]:
         [spec, *_] = schema.read(EXPERIMENT.decode()).runs()
-        [planned, *_] = study.runs(study.read_study(small.put(folder / "small.toml", STUDY)))
+        [planned, *_] = study.runs(read_study(small.put(folder / "small.toml", STUDY)))
         run = write_run(folder / planned.slug, records([0.5, None, 0.75], train_loss=0.5))
 
         def read(path: Path) -> object:

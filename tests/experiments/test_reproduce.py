@@ -26,7 +26,8 @@ from fedloom.data.releases import RELEASES
 from fedloom.errors import Damaged, FedloomError
 from fedloom.experiments import adoption, build, clocks, registry, reproduce, stacks, study_runs
 from fedloom.experiments.model_sections import ModelSection
-from fedloom.experiments.study import Study, StudyRun, read_study, runs
+from fedloom.experiments.study import Study, StudyRun, runs
+from fedloom.experiments.study_file import read_study
 from fedloom.experiments.study_report import command
 from fedloom.experiments.study_table import print_table
 from fedloom.report.page import write_report

@@ -14,7 +14,8 @@ from fedloom.experiments.claims import decide
 from fedloom.experiments.measures import Measured, Outcome, measure_cell, over
 from fedloom.experiments.published import Published, conflicts, matched, published
 from fedloom.experiments.results import Result, results
-from fedloom.experiments.study import Study, StudyRun, cells, experiment_of, read_study, runs
+from fedloom.experiments.study import Study, StudyRun, cells, experiment_of, runs
+from fedloom.experiments.study_file import read_study
 from fedloom.experiments.study_sections import Claim, Measure
 
 TEXT = """

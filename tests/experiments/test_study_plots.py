@@ -21,7 +21,8 @@ from fedloom.experiments.measures import Measured, Outcome
 from fedloom.experiments.published import Published
 from fedloom.experiments.registry import find_study
 from fedloom.experiments.results import Key, Result, key
-from fedloom.experiments.study import Study, read_study
+from fedloom.experiments.study import Study
+from fedloom.experiments.study_file import read_study
 from fedloom.experiments.study_legend import HATCHES
 from fedloom.experiments.study_plots import SMALL, draw, study_figure
 from fedloom.report.plots import DASHES

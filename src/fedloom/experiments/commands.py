@@ -88,7 +88,7 @@ def run(
         lock.check(out)
     from fedloom.experiments.registry import contents, find
     from fedloom.experiments.schema import read
-    from fedloom.experiments.study import is_study, read_study
+    from fedloom.experiments.study_file import is_study, read_study
 
     overrides = _overrides(settings, deterministic, executor=executor, device=device)
     file = find(experiment)
@@ -187,7 +187,7 @@ def reproduce(
     if out is not None and not so_far:
         lock.check(out)
     from fedloom.experiments.registry import find_study
-    from fedloom.experiments.study import read_study
+    from fedloom.experiments.study_file import read_study
 
     overrides = _overrides(settings, deterministic, device=device)
     file = find_study(study)

@@ -20,7 +20,8 @@ from fedloom.experiments.measures import Measured
 from fedloom.experiments.published import Published
 from fedloom.experiments.registry import find_study
 from fedloom.experiments.results import Result
-from fedloom.experiments.study import Study, cells, experiment_of, read_study, settings
+from fedloom.experiments.study import Study, cells, experiment_of, settings
+from fedloom.experiments.study_file import read_study
 from fedloom.experiments.study_sections import COLUMN, ROW, Cell, FactRow, Measure
 
 if TYPE_CHECKING:

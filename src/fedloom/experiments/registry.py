@@ -11,7 +11,7 @@ from typing import Any
 
 from fedloom.errors import FedloomError, choose, cut
 from fedloom.experiments.schema import text_of
-from fedloom.experiments.study import is_study
+from fedloom.experiments.study_file import is_study
 from fedloom.toml_text import parse
 
 TEMPLATE = "template.toml"

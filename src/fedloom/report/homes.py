@@ -9,7 +9,8 @@ from typing import Any
 
 from fedloom.documents import is_number, read_json
 from fedloom.errors import Damaged, FedloomError
-from fedloom.experiments.study import Study, cells, read_study
+from fedloom.experiments.study import Study, cells
+from fedloom.experiments.study_file import read_study
 from fedloom.experiments.study_sections import Cell
 from fedloom.experiments.tune_report import NUMBERS
 from fedloom.experiments.tuning import FILE, POINTS
