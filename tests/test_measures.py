@@ -120,7 +120,7 @@ def test_each_client_on_its_own_test_rows() -> None:
     task = fl.Task(linear().model, metrics={"accuracy": accuracy})
     fl.simulate(task, data, fl.fedavg(0.1), 1, 2, evaluate_on=("test", "clients"), dtype=torch.float64, batch_size=5)
     assert asked.count(len(y)) == 1  # the clients' rows are among all, which are gone through once
-    with pytest.raises(fl.FedloomError, match="per-client test rows"):
+    with pytest.raises(fl.FedloomError, match="test rows of each client"):
         fl.simulate(linear(), plain, fl.fedavg(0.1), 1, 2, evaluate_on=("clients",), dtype=torch.float64)
     with pytest.raises(fl.FedloomError, match="did you mean 'clients'"):
         fl.simulate(linear(), plain, fl.fedavg(0.1), 1, 2, evaluate_on=("client",))
