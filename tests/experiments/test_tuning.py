@@ -111,6 +111,7 @@ MISTAKES = {
     "tune.grid.algorithm.client_rate=[1]": "got 'client_rate'",
     "tune.grid.algorithms.FedAvgM.client_lr=[1]": "got 'FedAvgM': did you mean 'FedAvg'?",
     "tune.grid.round=[1]": "got 'round': did you mean 'rounds'?",
+    "tune.grid.client_lr=[1]": "expected a key of the experiment, got one of an algorithm: algorithm.client_lr",
     "tune.grid.seeds=[1]": "got 'seeds'",
     "tune.grid.data.alhpa=[1.0]": "data.alhpa: unknown key",
     "rounds=0": "rounds: expected a whole number of at least 1, got 0",

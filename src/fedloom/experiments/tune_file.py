@@ -253,6 +253,10 @@ def _place(key: str, tables: list[dict[str, Any]], labels: list[str]) -> Iterato
     if first not in (EVERY, "algorithms"):
         fixed = {"name", "title", "seeds", "algorithms"}
         if first not in Experiment.model_fields or first in fixed:
+            if any(first in section.model_fields for section in ALGORITHMS.values()) and first not in fixed:
+                raise FedloomError(
+                    f"{what}: expected a key of the experiment, got one of an algorithm: {EVERY}.{cut(key)}"
+                )
             raise choose(what, first, {*Experiment.model_fields, EVERY} - fixed)
         yield from ((index, tuple(key.split("."))) for index in range(len(tables)))
         return

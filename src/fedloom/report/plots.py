@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -107,11 +107,12 @@ class Plain(LogFormatterSciNotation):
         return f"{x:g}" if label and 1e-4 <= x < 1e5 else label
 
 
-def logarithmic(axes: Axes) -> None:
-    """A y axis on a log scale; both kinds of ticks say so when they have labels."""
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(Plain())
-    axes.yaxis.set_minor_formatter(Plain(labelOnlyBase=False, minor_thresholds=(1.5, 0.5)))
+def logarithmic(axes: Axes, which: Literal["x", "y"] = "y") -> None:
+    """An axis on a log scale; both kinds of ticks say so when they have labels."""
+    scale, axis = (axes.set_xscale, axes.xaxis) if which == "x" else (axes.set_yscale, axes.yaxis)
+    scale("log")
+    axis.set_major_formatter(Plain())
+    axis.set_minor_formatter(Plain(labelOnlyBase=False, minor_thresholds=(1.5, 0.5)))
 
 
 def percent() -> FuncFormatter:

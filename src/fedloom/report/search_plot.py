@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -65,12 +65,11 @@ def search_plot(
             across = axes.transData if pairs else axes.get_xaxis_transform()  # as bad as can be
             if missed:
                 axes.plot(*zip(*missed, strict=True), transform=across, color="#888888", linestyle="none", **mark)
-        for place, (name, axis, scale) in enumerate(
-            zip(names, (axes.xaxis, axes.yaxis), (axes.set_xscale, axes.set_yscale), strict=False)
-        ):
-            axis.set_label_text(name)
+        which: tuple[Literal["x", "y"], ...] = ("x", "y")
+        for place, (name, axis) in enumerate(zip(names, which, strict=False)):
+            (axes.xaxis if axis == "x" else axes.yaxis).set_label_text(name)
             if min(trial.at[place] for trial in trials) > 0:
-                scale("log")
+                logarithmic(axes, axis)
         if best is not None:
             _ring(axes, trials[best])
         _explain(axes, trials)
