@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import fedloom as fl
+from fedloom.experiments import schema
+from fedloom.experiments.runner import run_experiment
 from fedloom.trackers import numbers
 
 MADE = {"tensorboard": ("events",), "wandb": (), "mlflow": ()}
@@ -95,3 +97,46 @@ def test_other_ranks_say_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv("WORLD_SIZE", "2")
         sink({"round": 0, "train_loss": 1.0})
     assert not (tmp_path / "events").exists()
+
+
+TINY = """
+name = "tiny"
+rounds = 3
+cohort = 2
+seeds = [0, 1]
+data = { name = "digits", partition = "iid", clients = 4 }
+model = { name = "logistic" }
+algorithms = [{ name = "fedavg", client_lr = 0.1 }]
+"""
+
+
+@pytest.mark.usefixtures("lenient")
+def test_every_run_of_a_file_is_followed(tmp_path: Path) -> None:
+    _installed("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    results = run_experiment(schema.read(TINY), tmp_path / "out", quiet=True, track="tensorboard")
+    for result in results:
+        events = EventAccumulator(str(tmp_path / "out-events" / result.directory.name)).Reload()
+        read = [(event.step, event.value) for event in events.Scalars("train_loss")]
+        assert read == [(each["round"], pytest.approx(each["train_loss"], rel=1e-6)) for each in result.rounds]
+    assert len(results) == 2
+
+
+@pytest.mark.usefixtures("lenient")
+def test_mlflow_has_the_settings_of_every_run_of_a_file(tmp_path: Path) -> None:
+    _installed("mlflow")
+    import mlflow
+
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'runs.db'}")
+    run_experiment(schema.read(TINY), tmp_path / "out", quiet=True, track="mlflow")
+    assert mlflow.active_run() is None
+    found = mlflow.MlflowClient().search_runs(["0"])
+    assert {each.info.run_name for each in found} == {"tiny, fedavg, seed 0", "tiny, fedavg, seed 1"}
+    assert all(each.data.params["algorithm.client_lr"] == "0.1" for each in found)
+
+
+def test_a_tracker_that_is_none_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(fl.FedloomError, match=r"--track: expected one of .*did you mean 'mlflow'"):
+        run_experiment(schema.read(TINY), tmp_path / "out", quiet=True, track="mlflo")
+    assert not (tmp_path / "out").exists()

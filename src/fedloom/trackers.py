@@ -7,12 +7,14 @@ only the first rank reports.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, choose
 from fedloom.launched import first_rank
 
 Sink = Callable[[dict[str, Any]], None]
@@ -66,6 +68,37 @@ def mlflow(**options: Any) -> Sink:
         tracker.log_metrics(values, step=step, run_id=run.info.run_id)
 
     return _sink(write)
+
+
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+
+
+def check_tracker(name: str) -> None:
+    """An error unless there is such a tracker, and it is installed."""
+    if name not in TRACKERS:
+        raise choose("--track", name, TRACKERS)
+    _needed(name)
+
+
+@contextmanager
+def following(name: str, events: Path, group: str, run: str, settings: Mapping[str, str]) -> Iterator[Sink]:
+    """A run of an experiment followed in a tracker: in TensorBoard's folder of `events`, elsewhere by its name.
+
+    There its settings are kept too, and it is over when the run is.
+    """
+    if name == "tensorboard":
+        yield tensorboard(events)
+        return
+    tracker = _needed(name)
+    options: dict[str, Any] = {"project": group, "config": dict(settings)} if name == "wandb" else {}
+    sink = wandb(name=run, **options) if name == "wandb" else mlflow(run_name=f"{group}, {run}")
+    try:
+        if name == "mlflow" and first_rank():
+            tracker.log_params(settings)
+        yield sink
+    finally:
+        if first_rank():
+            tracker.finish() if name == "wandb" else tracker.end_run()
 
 
 def numbers(record: dict[str, Any]) -> dict[str, float]:

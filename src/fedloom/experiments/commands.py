@@ -30,6 +30,7 @@ Executor = Annotated[str | None, typer.Option(help="auto, loop or vectorized.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0, mps, ...")]
 Deterministic = Annotated[bool, typer.Option("--deterministic", help="The same bits from run to run on a GPU too.")]
 Data = Annotated[Path | None, typer.Option(help="Where data sets are looked for.")]
+Track = Annotated[str | None, typer.Option(metavar="TRACKER", help="Follow every run in tensorboard, wandb or mlflow.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 
 
@@ -74,6 +75,7 @@ def run(
         bool,
         typer.Option("--seeded-noise", help="For tests of private runs: noise that repeats itself. Epsilon is void."),
     ] = False,
+    track: Track = None,
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment: every algorithm with every seed, then a table and a picture.
@@ -95,6 +97,8 @@ def run(
     if is_study(contents(file)):
         if seeded_noise:
             raise FedloomError("--seeded-noise: expected an experiment with privacy, got a study")
+        if track is not None:
+            raise FedloomError("--track: expected an experiment, got a study: fedloom report shows its runs")
         _reproduce(read_study(file, overrides), file, out, data, quiet)
         return
     wanted = read(file, overrides)
@@ -103,7 +107,7 @@ def run(
     existing_folder("--data", data)
     if out is None and by_torchrun():
         raise FedloomError("--out: expected a folder that all ranks agree on, got none: name one")
-    _run(wanted, _free(wanted.name) if out is None else out, data, quiet)
+    _run(wanted, _free(wanted.name) if out is None else out, data, quiet, track=track)
 
 
 def resume(
@@ -114,6 +118,7 @@ def resume(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0, mps, ...; as before unless given.")] = None,
     data: Data = None,
+    track: Track = None,
     quiet: Quiet = False,
 ) -> None:
     """Go on where a run stopped, to the same bits; of several, with all that are not finished.
@@ -127,7 +132,7 @@ def resume(
 
     wanted = begun(directory)
     existing_folder("--data", data)
-    _run(wanted, directory, data, quiet, resume=True, device=device, allow=allow or ())
+    _run(wanted, directory, data, quiet, resume=True, device=device, allow=allow or (), track=track)
 
 
 def _run(wanted: Experiment, out: Path, data: Path | None, quiet: bool, **going_on: Any) -> None:

@@ -6,7 +6,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,14 +25,18 @@ from fedloom.experiments.schema import Experiment, RunSpec
 from fedloom.interruption import import_torch
 from fedloom.launched import first_rank, restart
 from fedloom.rundir import METRICS, SUMMARY, RunDirectory, check_free, write_json
+from fedloom.trackers import check_tracker, following
 from fedloom.versions import versions
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm
+    from fedloom.callbacks import Callback
     from fedloom.data.federated import FederatedData
     from fedloom.task import Task
 
 PICTURE = "curves.png"
+
+Trail = Callable[[RunSpec], AbstractContextManager[list["Callback"]]]
 
 
 @dataclass(frozen=True)
@@ -89,13 +93,14 @@ def run_experiment(
     resume: bool = False,
     device: str | None = None,
     allow: Collection[str] = (),
+    track: str | None = None,
 ) -> list[RunResult]:
     """Run everything the experiment asks for, and leave it under `out`.
 
     A single run has `out` for its directory; of several, each has one beneath it. A run that diverges does not keep the
     others from running: the error is raised at the end. An interrupt keeps what there is and says how far it came.
     With `resume` what is finished stays and the rest goes on, on another `device` if one is given; what else differs
-    from when it began is refused, unless `allow` names it.
+    from when it began is refused, unless `allow` names it. `track` is the tracker that follows every run.
     """
     first, going_on = first_rank(), restart() or resume
     console = Console(quiet=True) if quiet or not first else console or Console()
@@ -109,6 +114,8 @@ def run_experiment(
     from fedloom.experiments import build
 
     build.check_device(device or experiment.device)
+    if track is not None:
+        check_tracker(track)
     algorithms = [build.build_algorithm(run.algorithm) for run in runs]
     with lock.alone(out) if first else nullcontext():
         if first and not going_on:
@@ -121,7 +128,8 @@ def run_experiment(
         task = build.build_task(experiment.model, data, data_folder)
         results: list[RunResult] = []
         try:
-            _each(list(zip(runs, algorithms, folders, strict=True)), task, data, results, console, going_on, allow)
+            each = list(zip(runs, algorithms, folders, strict=True))
+            _each(each, task, data, results, console, going_on, allow, _trail(track, out, experiment))
         except KeyboardInterrupt as stop:
             if first:
                 _summarise(out, experiment, results, complete=False)
@@ -141,10 +149,34 @@ def run_experiment(
             say(console, ENDS)
             _picture(results, data, out / PICTURE, experiment.title, console)
     say(console, f"runs: {out}")
+    if track == "tensorboard":
+        say(console, f"tensorboard --logdir {_events(out)}")
     for result in results:
         if result.diverged is not None:
             raise result.diverged
     return results
+
+
+def _trail(track: str | None, out: Path, experiment: Experiment) -> Trail:
+    """For each run, who follows it in a tracker; nobody unless one is asked for."""
+
+    @contextmanager
+    def trail(run: RunSpec) -> Iterator[list[Callback]]:
+        if track is None:
+            yield []
+            return
+        from fedloom.report.settings import flat
+
+        settings, name = flat(run.experiment.to_mapping()), f"{run.label}, seed {run.seed}"
+        with following(track, _events(out) / run.slug, experiment.name, name, settings) as follower:
+            yield [follower]
+
+    return trail
+
+
+def _events(out: Path) -> Path:
+    """Beside the runs, not among them."""
+    return out.with_name(f"{out.name}-events")
 
 
 def _each(
@@ -155,6 +187,7 @@ def _each(
     console: Console,
     going_on: bool,
     allow: Collection[str],
+    trail: Trail,
 ) -> None:
     """One run after the other; `results` has those that are finished."""
     told: set[str] = set()
@@ -173,7 +206,9 @@ def _each(
                 results.append(_finished(run, folder))
             else:
                 try:
-                    results.append(_one(run, algorithm, task, data, folder, bar, tell, going_on, allow))
+                    with trail(run) as followers:
+                        watchers: list[Callback] = [_Watch(run, bar, tell), *followers]
+                        results.append(_one(run, algorithm, task, data, folder, bar, watchers, going_on, allow))
                 except KeyboardInterrupt:
                     came = f"after {len(read_records(folder / METRICS))} of {rounds} rounds"
                     raise KeyboardInterrupt(f"interrupted in {run.slug} {came}") from None
@@ -232,11 +267,11 @@ def _one(
     data: FederatedData,
     folder: Path,
     bar: Progress,
-    tell: Callable[[str], None],
+    watchers: Sequence[Callback],
     resume: bool,
     allow: Collection[str],
 ) -> RunResult:
-    """One run; `tell` is told how it is executed."""
+    """One run, and who sees its rounds."""
     from fedloom.experiments import build
     from fedloom.simulation import simulate
 
@@ -248,7 +283,7 @@ def _one(
                 task,
                 data,
                 algorithm,
-                callbacks=[_Watch(run, bar, tell)],
+                callbacks=watchers,
                 run_dir=folder,
                 resume=resume,
                 allow=allow,
