@@ -214,16 +214,16 @@ def test_of_many_series_the_settings_with_most_values_come_first(tmp_path: Path)
     assert "Only fedyogi: algorithm.tau 0.001." in text  # in a sentence, not in a column of its own
 
 
-# Heat maps ------------------------------------------------------------------------------------------------------------
+# Tunings --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_tunings_heat_maps_are_on_the_page(tmp_path: Path) -> None:
+def test_a_tunings_pictures_are_on_the_page(tmp_path: Path) -> None:
     folder = write_tuning(tmp_path / "tuning", {"0.1": 0.3, "0.5": 0.7})
-    assert 'id="heat-maps"' not in render(read([folder]))
-    for name in ("fedyogi", "fedavg"):
-        (folder / f"heatmap-{name}.png").write_bytes(PNG + name.encode())
+    assert 'id="scores"' not in render(read([folder]))
+    for name, kind in (("fedyogi", "search"), ("fedavg", "heatmap")):
+        (folder / f"{kind}-{name}.png").write_bytes(PNG + name.encode())
     found = read([folder, tmp_path]).tunings
-    assert [list(each.heat_maps) for each in found] == [["fedavg", "fedyogi"]]
+    assert [list(each.pictures) for each in found] == [["fedavg", "fedyogi"]]
     text = render(read([folder]))
     pictures = [base64.b64encode(PNG + name).decode() for name in (b"fedavg", b"fedyogi")]
     assert re.findall(r'<img src="data:image/png;base64,([^"]+)"', text) == pictures

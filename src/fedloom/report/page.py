@@ -51,7 +51,7 @@ def render(found: Found, data_folder: Path | None = None) -> str:
     script = f"{_file('charts.js')}\n{_file('page.js')}"
     sections = [
         _section("summary", "Summary", _summary(series)),
-        _section("heat-maps", "Client rate against server rate", _heat_maps(found.tunings)),
+        _section("scores", "What was tried", _tried(found.tunings)),
         _section("published", "Measured beside published", _studies(found.studies)),
         _section("curves", "Learning curves", _curves(content) if content["metrics"] else ""),
         _section("partition", "Who holds what", _PARTITION if content["partitions"] else ""),
@@ -120,14 +120,14 @@ def _studies(studies: Sequence[Study]) -> str:
     return "\n".join(published.study(each, folded=len(studies) > 3) for each in studies)
 
 
-def _heat_maps(tunings: Sequence[Tuning]) -> str:
+def _tried(tunings: Sequence[Tuning]) -> str:
     """A tuning's pictures; of several tunings each under its folder's name."""
     parts = []
     for tuning in tunings:
         name = tuning.path.resolve().name
         pictures = "".join(
-            picture(png, f"{name}, {algorithm}: the score at each client rate and server rate")
-            for algorithm, png in tuning.heat_maps.items()
+            picture(png, f"{name}, {algorithm}: the score of each setting that was tried")
+            for algorithm, png in tuning.pictures.items()
         )
         head = tag("h3", text(name)) if len(tunings) > 1 else ""
         parts.append(head + tag("div", pictures, class_="pictures"))

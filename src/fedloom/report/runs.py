@@ -17,7 +17,7 @@ from fedloom.experiments.tuning import FILE
 from fedloom.report.homes import Homes, Told, plan
 from fedloom.rundir import CHECKPOINTS, CONFIG, FIGURE, METRICS, RESULTS, SUMMARY
 
-_HEAT_MAP = "heatmap-"
+_PICTURES = "heatmap-", "search-"
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ class Study:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The folder of a tuning and its heat maps, PNGs, by the names of their algorithms."""
+    """The folder of a tuning and its pictures, PNGs, by the names of their algorithms."""
 
     path: Path
-    heat_maps: Mapping[str, bytes]
+    pictures: Mapping[str, bytes]
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,9 @@ def _tuning(folder: Path) -> Tuning | None:
     if not (folder / FILE).is_file():
         return None
     pictures = {
-        path.stem.removeprefix(_HEAT_MAP): content
-        for path in sorted(folder.glob(f"{_HEAT_MAP}*.png"))
+        path.stem.removeprefix(kind): content
+        for kind in _PICTURES
+        for path in sorted(folder.glob(f"{kind}*.png"))
         if (content := _figure(path, "fedloom tune")) is not None
     }
     return Tuning(folder, pictures) if pictures else None
