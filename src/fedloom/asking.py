@@ -1,7 +1,7 @@
-"""Who is asked in a round and who of them reports: a function of (seed, round), for which no training
-has to be done unless the sampler observes it.
+"""Who is asked in a round and who of them reports: a function of (seed, round), and of what the sampler has observed.
 
-So a run's clock can be told afterwards, and another one's than it had, where nobody waited for it.
+One that observes nothing needs no training to be asked. So a run's clock can be told afterwards, and another one's
+than it had, where nobody waited for it.
 """
 
 from __future__ import annotations

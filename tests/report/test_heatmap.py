@@ -33,15 +33,6 @@ def test_a_grid_may_have_gaps_and_a_single_cell(tmp_path: Path) -> None:
     heat_map({(0.0, 1.0): 0.5}, tmp_path / "one.png", title="FedAvg", best=(0.0, 1.0))
 
 
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that were saved."""
-    seen: list[Figure] = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (seen.append(self), save(self, *a, **k)))
-    return seen
-
-
 def bar_of(figure: Figure) -> Colorbar:
     axes = figure.axes[0]
     shown = [*axes.images, *(each for each in axes.collections if each.get_array() is not None)]

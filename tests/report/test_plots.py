@@ -28,15 +28,6 @@ def few_rows(labels: list[int] | None = None) -> FederatedData:
     return federate(torch.zeros(len(y), 1), y, [[0, 1, 2], [3, 4]])
 
 
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that were saved."""
-    seen: list[Figure] = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (seen.append(self), save(self, *a, **k)))
-    return seen
-
-
 def test_a_png_of_1600_by_800_and_no_settings_left_behind(tmp_path: Path) -> None:
     before = dict(mpl.rcParams)
     learning_curves_and_mix({"FedAvg": [run([0.1, 0.4])]}, few_rows(), tmp_path / "a.png", "A title")
