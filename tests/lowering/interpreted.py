@@ -16,7 +16,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom import random
-from fedloom.lowering import convolution_kernels, lstm_kernels, norm_kernels, weight_gradient_kernels
+from fedloom.lowering import (
+    convolution_kernels,
+    lstm_kernels,
+    norm_kernels,
+    pooling,
+    pooling_kernels,
+    response_kernels,
+    weight_gradient_kernels,
+)
 from fedloom.lowering.triton_parts import Tiles
 
 CONVOLUTIONS = [  # channels, outputs, image, taps, stride, padding, dilation
@@ -106,8 +114,45 @@ def pooled() -> Found:
         name = f"{channels} channels {taps} {settings}"
         found, winners = convolution_kernels.conv2d_pool(x, w, bias, size, *settings)
         yield f"pooled {name}", difference(found, torch.stack(ys))
-        cells = convolution_kernels.unpool(g, winners, (exact[0].shape[-2], exact[0].shape[-1]))
+        cells = pooling_kernels.unpool(g, winners, (exact[0].shape[-2], exact[0].shape[-1]), (2, 2), (2, 2), (0, 0))
         yield f"unpooled {name}", difference(cells, torch.stack([each.grad for each in exact]))
+
+
+def other_windows() -> Found:
+    """That overlap, reach beyond the image, or leave gaps; ties, and windows of nothing but the lowest number."""
+    for image, arguments in [
+        ((9, 8), {"kernel_size": 3, "stride": 2}),
+        ((7, 9), {"kernel_size": 3, "stride": 2, "padding": 1}),
+        ((7, 6), {"kernel_size": (3, 4), "stride": (1, 2), "padding": (0, 2)}),
+        ((8, 9), {"kernel_size": 2, "stride": 3, "ceil_mode": True}),
+        ((6, 5), {"kernel_size": (2, 1), "stride": 1}),
+    ]:
+        x, bias = draw(2, 3, 5, *image).round(), draw(2, 5)
+        x = torch.where(draw(2, 3, 5, *reversed(image)).mT > 0.9, -torch.inf, x)
+        exact = (x + bias[:, None, :, None, None]).requires_grad_()
+        ys = torch.stack([F.max_pool2d(each, **arguments) for each in exact])
+        g = draw(*ys.shape)
+        ys.backward(g)  # type: ignore[no-untyped-call]
+        chosen = pooling.windows(image, **arguments)
+        assert chosen is not None and exact.grad is not None
+        found, winners = pooling_kernels.max_pool(x, bias, *chosen)
+        torch.testing.assert_close(found, ys.detach())
+        cells = pooling_kernels.unpool(g, winners, image, *chosen[:3])
+        yield f"unpooled {arguments}", difference(cells, exact.grad)
+
+
+def responses() -> Found:
+    """Windows that are even, wider than the channels, or of one; channels that fill no tile, or two."""
+    for size, channels in [(9, 12), (4, 5), (1, 3), (7, 3), (9, 150)]:
+        g, x = draw(2, 3, channels, 5, 4), draw(2, 4, channels, 5, 4)[:, 1:]
+        exact = x.double().requires_grad_()
+        ys = torch.stack([F.local_response_norm(each, size, 0.3, 0.6, 1.5) for each in exact])
+        ys.backward(g.double())  # type: ignore[no-untyped-call]
+        y, scale = response_kernels.response_norm(x, size, 0.3, 0.6, 1.5)
+        yield f"response norm of {channels} channels, {size} at a time", difference(y, ys)
+        assert exact.grad is not None
+        dx = response_kernels.response_norm_gradient(g, x, y, scale, size, 0.3, 0.6)
+        yield f"gradient of response norm of {channels} channels, {size} at a time", difference(dx, exact.grad)
 
 
 def norms() -> Found:
@@ -185,5 +230,5 @@ def rows_and_masks() -> Found:
 
 if __name__ == "__main__":
     torch.set_float32_matmul_precision("highest")
-    kinds = convolutions, rectified, not_a_number, pooled, norms, lstms, rows_and_masks
+    kinds = convolutions, rectified, not_a_number, pooled, other_windows, responses, norms, lstms, rows_and_masks
     print(json.dumps(dict(found for kind in kinds for found in kind())))

@@ -12,8 +12,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from fedloom.lowering import pooled  # noqa: F401  registers the operators
+from fedloom.lowering.convolution import Form
 from fedloom.lowering.operators import call
-from fedloom.lowering.pooled import PooledConvolution, Unpool
+from fedloom.lowering.pooled import PooledConvolution
+from fedloom.lowering.pooling import Unpool, Windows, windows
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # the ordinary convolution's, of its own copy
 
@@ -43,13 +45,60 @@ def test_the_ordinary_layers(settings: dict[str, Any]) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "pooling", [nn.MaxPool2d(3), nn.MaxPool2d(2, stride=1), nn.MaxPool2d(2, padding=1), nn.MaxPool2d((2, 1))]
-)
-def test_other_windows_are_pooled_after_the_convolution(pooling: nn.Module) -> None:
-    module, x = nn.Sequential(nn.Conv2d(2, 4, 3), pooling), draw(3, 2, 2, 9, 8)
-    assert "conv2d" in operators(program(module, x)) and "conv2d_pool" not in operators(program(module, x))
+OTHER_WINDOWS: list[dict[str, Any]] = [
+    {"kernel_size": 3},
+    {"kernel_size": 2, "stride": 1},
+    {"kernel_size": 3, "stride": 2},
+    {"kernel_size": 2, "padding": 1},
+    {"kernel_size": (2, 1)},
+    {"kernel_size": 2, "ceil_mode": True},
+]
+
+
+@pytest.mark.parametrize("pooling", OTHER_WINDOWS, ids=str)
+def test_other_windows_are_pooled_after_the_convolution(pooling: dict[str, Any]) -> None:
+    """And add its bias."""
+    module, x = nn.Sequential(nn.Conv2d(2, 4, 3), nn.MaxPool2d(**pooling)), draw(3, 2, 2, 9, 9)
+    found = ["conv2d", "max_pool", "unpool", "conv2d_input_gradient", "conv2d_weight_gradient"]
+    assert operators(program(module, x)) == found
     assert_same(module, x, "kernel", traced=True)
+
+
+class Padded(nn.Module):
+    """As TensorFlow's SAME pads."""
+
+    def __init__(self, around: tuple[int, ...] = (0, 1, 0, 1), between: nn.Module | None = None) -> None:
+        super().__init__()
+        self.conv, self.around, self.between = nn.Conv2d(2, 4, 2), around, between or nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(F.pad(self.between(self.conv(x)), self.around, value=float("-inf")), 3, 2)
+
+
+@pytest.mark.parametrize("around", [(0, 1, 0, 1), (1, 0, 2, 1)])
+def test_what_is_padded_to_be_pooled_is_pooled_where_it_lies(around: tuple[int, ...]) -> None:
+    module, x = Padded(around), draw(3, 2, 2, 9, 9)
+    assert operators(program(module, x))[:2] == ["conv2d", "max_pool"]
+    assert "constant_pad" not in str(program(module, x).graph)
+    assert_same(module, x, "kernel", traced=True)
+
+
+def test_what_is_padded_otherwise_is_pooled_with_it() -> None:
+    class Twice(Padded):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            low = F.pad(y, self.around, value=float("-inf"))
+            zeros = F.max_pool2d(F.pad(y, self.around), 3, 2)
+            cut, rows = F.pad(y, (-1, 1, 0, 1), value=float("-inf")), F.pad(y, (0, 1), value=float("-inf"))
+            return zeros + F.max_pool2d(low.tanh(), 3, 2) + sum(F.max_pool2d(each, 4).sum() for each in (cut, rows))
+
+    assert_same(Twice(), draw(3, 2, 2, 9, 9), "kernel", traced=True)
+
+
+@pytest.mark.parametrize("form", ["plain", "kernel"])
+def test_what_is_changed_in_place_and_padded_is_pooled_as_it_is_then(form: Form) -> None:
+    module = Padded(between=nn.Hardtanh(inplace=True))
+    assert_same(module, draw(3, 2, 2, 9, 9), form, traced=form == "kernel")
 
 
 def test_what_stands_between_them_or_reads_the_convolution_too_is_respected() -> None:
@@ -94,28 +143,36 @@ def test_an_image_of_one_row_is_refused_as_ever() -> None:
         program(network({"kernel_size": 3}), draw(3, 2, 2, 3, 8))
 
 
+@pytest.mark.parametrize("settings", [{"kernel_size": 2}, *OTHER_WINDOWS], ids=str)
 @pytest.mark.parametrize("special", [None, float("nan"), float("inf"), float("-inf")])
-def test_the_winner_is_torchs(special: float | None) -> None:
+def test_the_winner_is_torchs(special: float | None, settings: dict[str, Any]) -> None:
     """Ties of rounded numbers; of what is not finite each window's value and its gradient too."""
     x, weight, bias = draw(2, 3, 1, 7, 8).round(), torch.ones(2, 1, 1, 1, 1, dtype=torch.float64), torch.zeros(2, 1)
     if special is not None:
         x = torch.where(draw(2, 3, 1, 7, 8, seed=1) > 0.5, special, x)
-    y, winners = call(PooledConvolution, x, weight, bias.double(), (1, 1), (0, 0), (1, 1))
+    chosen = windows((7, 8), **settings)
+    assert chosen is not None
+    y, winners = call(PooledConvolution, x, weight, bias.double(), (1, 1), (0, 0), (1, 1), chosen)
     image = x.clone().requires_grad_()
-    expected = torch.stack([F.max_pool2d(each, 2) for each in image])
+    expected = torch.stack([F.max_pool2d(each, **settings) for each in image])
     torch.testing.assert_close(y, expected.detach(), equal_nan=True)
     g = draw(*y.shape, seed=2)
     (found,) = torch.autograd.grad((expected * g).sum(), image)
-    torch.testing.assert_close(call(Unpool, g, winners, (7, 8)), found)
+    torch.testing.assert_close(call(Unpool, g, winners, (7, 8), chosen), found)
 
 
-def test_derivatives_of_derivatives() -> None:
+@pytest.mark.parametrize(
+    "chosen",
+    [Windows((2, 2), (2, 2), (0, 0), (2, 2)), Windows((3, 3), (2, 2), (1, 0), (3, 2))],
+    ids=["two by two", "overlapping"],
+)
+def test_derivatives_of_derivatives(chosen: Windows) -> None:
     """A window's derivative is that of its winner, whichever order it is taken in."""
     x, weight, bias = (draw(*shape).requires_grad_() for shape in ((2, 2, 7, 6), (3, 2, 3, 3), (3,)))
     settings = (1, 1), (0, 0), (1, 1)
 
     def pooled_of(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        y: Tensor = call(PooledConvolution, x, weight, bias, *settings)[0]
+        y: Tensor = call(PooledConvolution, x, weight, bias, *settings, chosen)[0]
         return y
 
     assert torch.autograd.gradgradcheck(pooled_of, (x, weight, bias))
@@ -127,6 +184,14 @@ def test_derivatives_of_derivatives() -> None:
 @pytest.mark.parametrize(("channels", "outputs"), [(1, 4), (32, 64), (20, 36)])
 def test_on_a_gpu(settings: dict[str, Any], channels: int, outputs: int) -> None:
     assert_same_on_gpu(network(settings, channels, outputs), draw(3, 2, channels, 9, 8), "kernel", traced=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("module", [Padded(), *(nn.MaxPool2d(**each) for each in OTHER_WINDOWS)], ids=str)
+def test_other_windows_on_a_gpu(module: nn.Module) -> None:
+    both = module if isinstance(module, Padded) else nn.Sequential(nn.Conv2d(2, 24, 3), module)
+    assert_same_on_gpu(both, draw(3, 2, 2, 9, 9), "kernel", traced=True)
 
 
 @pytest.mark.gpu

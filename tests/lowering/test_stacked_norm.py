@@ -263,31 +263,6 @@ def test_without_a_mask_or_in_evaluation_it_is_left_alone() -> None:
     assert torch.equal(masked, module(x))
 
 
-RESPONSES = [(9, (2, 12, 3, 2)), (4, (2, 6, 5)), (1, (2, 3, 4)), (5, (2, 3, 2, 2, 2))]
-
-
-@pytest.mark.parametrize(("size", "shape"), RESPONSES, ids=str)
-def test_local_response_norm(size: int, shape: tuple[int, ...]) -> None:
-    module, x = nn.LocalResponseNorm(size, alpha=0.3, beta=0.6, k=1.5), draw(3, *shape)
-    with stacked():
-        assert "avg_pool" not in make_fx(module)(x[0]).code  # which is torch's way
-    assert_same(module, x, traced=True)
-
-
-def test_local_response_norm_of_nothing() -> None:
-    module = nn.LocalResponseNorm(3)
-    with stacked():
-        assert module(draw(0, 2, 3, 3)).shape == (0, 2, 3, 3)
-        with pytest.raises(ValueError, match="3D or higher"):
-            module(draw(2, 3))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_local_response_norm_on_a_gpu() -> None:
-    assert_same_on_gpu(nn.LocalResponseNorm(9, alpha=0.3), draw(3, 2, 12, 3, 2))
-
-
 class Embedded(nn.Module):
     def __init__(self, padding: int | None) -> None:
         super().__init__()

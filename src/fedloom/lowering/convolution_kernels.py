@@ -168,21 +168,6 @@ def _correlate(
             tl.store(out, acc.to(y.dtype.element_ty), mask=live[:, None] & (o < OUT)[None, :])
 
 
-@jit
-def _unpool(g, winners, out, H, W, QH, QW, C: tl.constexpr, BLOCK: tl.constexpr):
-    """out[n, h, w, c]: g of the cell's window where the cell has won it, else zero; a program has some of one row."""
-    n = tl.program_id(0).to(tl.int64) // H
-    h = tl.program_id(0) % H
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    w = place // C
-    there = w < W
-    inside = there & (h < 2 * QH) & (w < 2 * QW)
-    at = (n * QH + h // 2) * QW * C + w // 2 * C + place % C
-    won = tl.load(winners + at, mask=inside, other=4) == h % 2 * 2 + w % 2
-    value = tl.load(g + at, mask=inside, other=0)
-    tl.store(out + (n * H + h) * W * C + place, tl.where(won, value, 0), mask=there)
-
-
 # Tiles were chosen by measuring on an H200 the layers of the usual CNNs for MNIST and CIFAR and of ResNet-18.
 
 
@@ -337,18 +322,6 @@ def conv2d_pool(
     origin = -padding[0], -padding[1]
     _run_correlation(last(x), last(w), y, stride, dilation, origin, tiles, bias.contiguous(), winners)
     return y, winners
-
-
-def unpool(g: Tensor, winners: Tensor, size: tuple[int, int]) -> Tensor:
-    """The gradient of what was pooled (K, N, O, *size) from that of the windows, g: all of it goes to the winners."""
-    clients, n, o, qh, qw = g.shape
-    out = empty_last(g, clients, n, o, *size)
-    if out.numel():
-        dense = (each.movedim(2, -1).contiguous() for each in (g, winners))
-        block = power(size[1] * o, 128, 2048)
-        grid = (clients * n * size[0], triton.cdiv(size[1] * o, block))
-        _unpool[grid](*dense, out, *size, qh, qw, C=o, BLOCK=block)
-    return out
 
 
 def conv2d_input_gradient(

@@ -15,17 +15,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
-from fedloom.lowering import convolution, losses, norm, pooled, pooling, rectified, recurrent
+from fedloom.lowering import convolution, losses, norm, pooled, pooling, rectified, recurrent, response
 from fedloom.lowering.convolution import Form
+from fedloom.lowering.pooling import Windows
 
 
 @dataclass
 class _Result:
-    """The last convolution's or norm's result, what it is made of, and how to compute it and what follows at once."""
+    """What a layer came to last, what it is made of, and how to compute it and what follows at once."""
 
     value: Tensor
     made_of: Sequence[Tensor]
-    pooled: Callable[[], Tensor | None] | None = None
+    pooled: Callable[[Windows], Tensor | None] | None = None
     rectified: Callable[[], Tensor | None] | None = None
     normed: norm.Normed | None = None
 
@@ -60,15 +61,17 @@ class Stacked(TorchFunctionMode):
 
     def __init__(self, mask: Tensor | None, form: Form | None) -> None:
         super().__init__()
+        self.kernel = form == "kernel"
         self.conv2d = partial(convolution.conv2d, forced=form)
         self.conv2d_pool = partial(pooled.conv2d_pool, forced=form)
         self.conv2d_relu = partial(rectified.conv2d_relu, forced=form)
-        self.batch_norm = partial(norm.batch_norm, mask, form == "kernel")
+        self.batch_norm = partial(norm.batch_norm, mask, self.kernel)
         self.last: _Result | None = None
         self.copies: list[_Copy] = []  # of what was to be viewed
         self.replacements: dict[Any, Callable[..., Any]] = {
             torch.conv2d: self._conv2d,
             torch.conv1d: partial(convolution.conv1d, forced=form),
+            F.pad: self._pad,
             F.max_pool2d: self._max_pool2d,
             torch.max_pool2d: self._max_pool2d,
             F.relu: self._relu,
@@ -79,7 +82,7 @@ class Stacked(TorchFunctionMode):
             F.batch_norm: self._batch_norm,
             torch.add: self._add,
             Tensor.add: self._add,
-            F.local_response_norm: norm.local_response_norm,
+            F.local_response_norm: partial(response.local_response_norm, self.kernel),
             F.cross_entropy: losses.cross_entropy,
             Tensor.view: self._view,
             Tensor.data_ptr: _nowhere,
@@ -99,18 +102,38 @@ class Stacked(TorchFunctionMode):
     def _conv2d(self, *args: Any, **kwargs: Any) -> Tensor | None:
         y = self.conv2d(*args, **kwargs)
         if y is not None and is_in_torch_dispatch_mode():
-            pooled, rectified = (partial(each, *args, **kwargs) for each in (self.conv2d_pool, self.conv2d_relu))
-            self.last = _Result(y, _tensors(args, kwargs), pooled, rectified)
+            self.last = _Result(
+                y,
+                _tensors(args, kwargs),
+                pooled=lambda windows: self.conv2d_pool(windows, *args, **kwargs),
+                rectified=partial(self.conv2d_relu, *args, **kwargs),
+            )
+        return y
+
+    def _pad(
+        self, input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
+    ) -> Tensor | None:
+        """In a program, what is padded so that it never is the largest is pooled where it lies."""
+        lowest = mode == "constant" and value == -math.inf and len(pad) == 4 and min(pad) >= 0
+        if not lowest or input.dim() != 4 or not is_in_torch_dispatch_mode():
+            return None
+        y, whole = F.pad(input, list(pad), mode, value), self._whole(input)
+        made_of = (input,) if whole is None else (input, *whole.made_of)
+        self.last = _Result(y, made_of, lambda windows: self._pool(input, whole, windows.around(pad[2], pad[0])))
         return y
 
     def _max_pool2d(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+        windows = pooling.windows(input.shape[-2:], *args, **kwargs)
+        return None if windows is None else self._pool(input, self._whole(input), windows)
+
+    def _whole(self, input: Tensor) -> _Result | None:
+        """The last result, if that is the input and can be pooled in one with what came before it."""
+        return self.last if self.last is not None and self.last.pooled is not None and self.last.still(input) else None
+
+    def _pool(self, input: Tensor, whole: _Result | None, windows: Windows) -> Tensor | None:
         """In a program, the pooling of what was just convolved is both at once: the other result, unread, falls out."""
-        last = self.last
-        if last is not None and last.pooled is not None and last.still(input) and pooling.two_by_two(*args, **kwargs):
-            y = last.pooled()
-            if y is not None:
-                return y
-        return pooling.max_pool2d(input, *args, **kwargs)
+        y = whole.pooled(windows) if whole is not None and whole.pooled is not None else None
+        return pooling.max_pool2d(input, windows, self.kernel) if y is None else y
 
     def _batch_norm(self, *args: Any, **kwargs: Any) -> Tensor | None:
         normed = self.batch_norm(*args, **kwargs)

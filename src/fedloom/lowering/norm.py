@@ -1,9 +1,8 @@
-"""Batch norm over the real rows of a padded batch, and local response norm as a sum of slices."""
+"""Batch norm over the real rows of a padded batch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import torch
@@ -180,22 +179,6 @@ def _follow(running: Tensor | None, value: Tensor, momentum: float) -> None:
     if running is not None:
         with torch.no_grad():
             running.mul_(1 - momentum).add_(value.detach().to(running.dtype), alpha=momentum)
-
-
-def local_response_norm(
-    input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
-) -> Tensor | None:
-    """`F.local_response_norm` with the neighbours' squares added slice by slice, which a compiler fuses.
-
-    torch pools over the channels, in passes of their own, and in backward adds in no fixed order on a GPU. None where
-    there is nothing to normalise, or no channels.
-    """
-    if input.dim() < 3 or input.numel() == 0:
-        return None
-    channels = input.shape[1]
-    padded = F.pad(input * input, (0, 0) * (input.dim() - 2) + (size // 2, (size - 1) // 2))
-    mean = reduce(torch.add, [padded.narrow(1, start, channels) for start in range(size)]) / size
-    return input / (mean * alpha + k) ** beta
 
 
 # The operators. Their plain forms are in the dtype of x, float32 at least, and see any number of client axes.

@@ -1,8 +1,8 @@
-"""A convolution and the pooling of its result at once: what lies between them is never written.
+"""A convolution and the pooling of its result at once.
 
 Max-pooling two by two keeps a quarter of a convolution's results. Here that quarter is written, and beside it one byte
-for each window that says which of its cells won; from these the gradient is put back where it belongs. The pooling of
-other sizes, and of what is no convolution's result, is `lowering.pooling`.
+for each window that says which of its cells won: what lies between is never in memory. For other windows it is, once
+and without its bias, which pooling adds.
 """
 
 from __future__ import annotations
@@ -16,23 +16,29 @@ from torch.nn import functional as F
 from fedloom.lowering import convolution, convolution_kernels
 from fedloom.lowering.convolution import InputGradient, Pair, WeightGradient, on_device
 from fedloom.lowering.operators import call, flat, leading, operator
+from fedloom.lowering.pooling import Unpool, Windows, fits
 
 
 class PooledConvolution(torch.autograd.Function):
-    """`fedloom::conv2d_pool`: the largest of each window of a convolution with its bias, and which one it was."""
+    """The largest of each window of a convolution with its bias, and which of its cells that was."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, dilation: Pair
+        x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, dilation: Pair, windows: Windows
     ) -> tuple[Tensor, Tensor]:
-        y, winners = torch.ops.fedloom.conv2d_pool(x, weight, bias, stride, padding, dilation)
+        settings = stride, padding, dilation
+        if windows.two_by_two(convolution.output_size(x.shape[-2:], weight.shape[-2:], *settings)):
+            y, winners = torch.ops.fedloom.conv2d_pool(x, weight, bias, *settings)
+        else:
+            whole = torch.ops.fedloom.conv2d(x, weight, *settings)
+            y, winners = torch.ops.fedloom.max_pool(whole, bias, *windows)
         return y, winners
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        x, weight, _, *ctx.settings = inputs
+        x, weight, _, *ctx.settings, ctx.windows = inputs
         ctx.save_for_backward(x, weight, output[1])
 
     @staticmethod
@@ -40,49 +46,18 @@ class PooledConvolution(torch.autograd.Function):
         x, weight, winners = ctx.saved_tensors
         image, taps = tuple(x.shape[-2:]), tuple(weight.shape[-2:])
         g = convolution.channels_last(g)
-        cells = call(Unpool, g, winners, convolution.output_size(image, taps, *ctx.settings))
+        cells = call(Unpool, g, winners, convolution.output_size(image, taps, *ctx.settings), ctx.windows)
         dx = call(InputGradient, cells, weight, image, *ctx.settings) if ctx.needs_input_grad[0] else None
         dw = call(WeightGradient, cells, x, taps, *ctx.settings) if ctx.needs_input_grad[1] else None
-        return dx, dw, g.sum((0, 2, 3)), None, None, None
+        return dx, dw, g.sum((0, 2, 3)), None, None, None, None
 
 
-class Unpool(torch.autograd.Function):
-    """`fedloom::unpool`: each window's number goes to the cell that won it."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(g: Tensor, winners: Tensor, size: Pair) -> Tensor:
-        cells: Tensor = torch.ops.fedloom.unpool(g, winners, size)
-        return cells
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, cells: Tensor) -> tuple[Any, ...]:
-        (winners,) = ctx.saved_tensors
-        return torch.gather(_windows(cells, winners), -1, winners.long().unsqueeze(-1)).squeeze(-1), None, None
-
-
-def _windows(cells: Tensor, winners: Tensor) -> Tensor:
-    """(..., H, W) -> (..., QH, QW, 4): the four cells of every whole window, in row-major order."""
-    qh, qw = winners.shape[-2:]
-    whole = cells[..., : 2 * qh, : 2 * qw].unflatten(-1, (qw, 2)).unflatten(-3, (qh, 2))
-    windows: Tensor = whole.movedim(-3, -2).flatten(-2)
-    return windows
-
-
-def conv2d_pool(*args: Any, **kwargs: Any) -> Tensor | None:
-    """`F.max_pool2d(F.conv2d(...), 2)`; None where the convolution has another form than the kernels'."""
+def conv2d_pool(windows: Windows, *args: Any, **kwargs: Any) -> Tensor | None:
+    """These windows of `F.conv2d(...)`; None where the convolution has another form than the kernels'."""
     given = convolution.with_bias(*args, **kwargs)
-    if given is None:
+    if given is None or not fits(windows):
         return None
-    x, weight, _, *settings = given
-    if min(convolution.output_size(x.shape[-2:], weight.shape[-2:], *settings)) < 2:
-        return None
-    y: Tensor = call(PooledConvolution, *given)[0]
+    y: Tensor = call(PooledConvolution, *given, windows)[0]
     return y
 
 
@@ -115,22 +90,3 @@ def _conv2d_pool(
         cells = places // width % 2 * 2 + places % width % 2
         winners = convolution_kernels.last(cells.to(torch.uint8))
     return y.reshape(*lead, *y.shape[1:]), winners.reshape(*lead, *winners.shape[1:])
-
-
-def _empty_cells(g: Tensor, winners: Tensor, size: Any) -> Tensor:
-    return convolution_kernels.empty_last(g, *leading(g), g.shape[-4], g.shape[-3], *size)
-
-
-@operator("fedloom::unpool", "(Tensor g, Tensor winners, SymInt[] size) -> Tensor", batched=2, fake=_empty_cells)
-def _unpool(g: Tensor, winners: Tensor, size: Any) -> Tensor:
-    lead, (g, winners) = flat(4, g, winners)
-    if on_device(g):
-        cells = convolution_kernels.unpool(g, winners, tuple(size))
-    else:
-        qh, qw = g.shape[-2:]
-        won = winners.unsqueeze(-1) == torch.arange(4, device=g.device)
-        chosen = torch.where(won, g.unsqueeze(-1), 0.0)
-        whole = chosen.unflatten(-1, (2, 2)).movedim(-2, -3).reshape(*g.shape[:-2], 2 * qh, 2 * qw)
-        whole = F.pad(whole, (0, size[1] - 2 * qw, 0, size[0] - 2 * qh))
-        cells = convolution_kernels.last(whole)
-    return cells.reshape(*lead, *cells.shape[1:])

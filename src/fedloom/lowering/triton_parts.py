@@ -34,7 +34,8 @@ def jit(kernel):
     """
     if triton is None:
         return kernel
-    sizes = ("rows", "image", "width", "H", "W", "C", "OUT", "RUN", "share", "B", "clients", "splits")
+    counts = ("rows", "image", "images", "width", "share", "clients", "splits")
+    sizes = (*counts, "H", "W", "QH", "QW", "C", "OUT", "RUN", "B")
     free = [name for name, each in signature(kernel).parameters.items() if each.annotation is each.empty]
     return triton.jit(kernel, do_not_specialize=[name for name in sizes if name in free])
 
