@@ -109,6 +109,16 @@ def test_squares_dots_and_distances(length: int) -> None:
     assert torch.equal(row_sums.squares(rows)[2:3], row_sums.squares(rows[2:3]))
 
 
+@pytest.mark.parametrize("length", [3, 40_000])
+def test_rows_are_as_they_were(length: int) -> None:
+    """In float64 too, of which a copy in float64 is no copy."""
+    rows, other = stack(0, 4, length).double(), stack(1, 1, length)[0].double()
+    before = rows.clone(), other.clone()
+    row_sums.squares(rows), row_sums.dots(rows, other), row_sums.distances(rows, other)
+    row_sums.add(None, rows, torch.ones(2, 4, dtype=torch.float64))
+    assert torch.equal(rows, before[0]) and torch.equal(other, before[1])
+
+
 class Shared(Ranks):
     """Threads in the place of processes."""
 

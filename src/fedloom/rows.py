@@ -43,7 +43,7 @@ def squares(rows: Tensor) -> Tensor:
     if rows.shape[1] <= _BLOCK:
         exact = rows.double()
         return tree.total(exact * exact, lead=1)
-    return _by_blocks(rows, lambda row, part: row[part].double().square_())
+    return _by_blocks(rows, lambda row, part: row[part].double().square())
 
 
 def dots(rows: Tensor, other: Tensor) -> Tensor:
