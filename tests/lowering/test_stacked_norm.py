@@ -153,13 +153,25 @@ class Viewed(nn.Module):
         return self.change(y, flat).reshape(len(x), -1) + flat.view(len(x), 2, -1).flatten(1)
 
 
+def _sees_bits() -> bool:
+    """Whether `vmap` has a rule for numbers seen as others of their size: not in every torch."""
+    try:
+        torch.func.vmap(lambda x: x.view(torch.int64))(draw(2, 3))
+    except RuntimeError:
+        return False
+    return True
+
+
+SEES_BITS = pytest.mark.skipif(not _sees_bits(), reason="this torch's vmap has no rule for view(dtype)")
+
+
 @pytest.mark.parametrize(
     "change",
     [
         lambda y, flat: y + 1,
         lambda y, flat: flat.mul_(2) + 1,
-        lambda y, flat: flat.view(torch.int64) * 0.0,
-        lambda y, flat: flat.view(dtype=torch.int64) * 0.0,
+        pytest.param(lambda y, flat: flat.view(torch.int64) * 0.0, marks=SEES_BITS),
+        pytest.param(lambda y, flat: flat.view(dtype=torch.int64) * 0.0, marks=SEES_BITS),
         lambda y, flat: y.view(size=(len(y), -1)),
     ],
 )
