@@ -148,10 +148,11 @@ def responses() -> Found:
         exact = x.double().requires_grad_()
         ys = torch.stack([F.local_response_norm(each, size, 0.3, 0.6, 1.5) for each in exact])
         ys.backward(g.double())  # type: ignore[no-untyped-call]
-        y, scale = response_kernels.response_norm(x, size, 0.3, 0.6, 1.5)
+        reach = min(size // 2, channels - 1), min((size - 1) // 2, channels - 1)
+        y, scale = response_kernels.response_norm(x, *reach, 0.3 / size, 0.6, 1.5)
         yield f"response norm of {channels} channels, {size} at a time", difference(y, ys)
         assert exact.grad is not None
-        dx = response_kernels.response_norm_gradient(g, x, y, scale, size, 0.3, 0.6)
+        dx = response_kernels.response_norm_gradient(g, x, scale, *reach, 0.3 / size, 0.6)
         yield f"gradient of response norm of {channels} channels, {size} at a time", difference(dx, exact.grad)
 
 

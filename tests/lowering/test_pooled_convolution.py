@@ -15,7 +15,7 @@ from fedloom.lowering import pooled  # noqa: F401  registers the operators
 from fedloom.lowering.convolution import Form
 from fedloom.lowering.operators import call
 from fedloom.lowering.pooled import PooledConvolution
-from fedloom.lowering.pooling import Unpool, Windows, windows
+from fedloom.lowering.pooling import MaxPool, Unpool, Windows, windows
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # the ordinary convolution's, of its own copy
 
@@ -46,22 +46,38 @@ def test_the_ordinary_layers(settings: dict[str, Any]) -> None:
 
 
 OTHER_WINDOWS: list[dict[str, Any]] = [
-    {"kernel_size": 3},
     {"kernel_size": 2, "stride": 1},
     {"kernel_size": 3, "stride": 2},
     {"kernel_size": 2, "padding": 1},
-    {"kernel_size": (2, 1)},
     {"kernel_size": 2, "ceil_mode": True},
 ]
+SLICES: list[dict[str, Any]] = [{"kernel_size": 3}, {"kernel_size": (2, 1)}, {"kernel_size": 2, "stride": 3}]
 
 
-@pytest.mark.parametrize("pooling", OTHER_WINDOWS, ids=str)
+@pytest.mark.parametrize("pooling", [*OTHER_WINDOWS, *SLICES], ids=str)
 def test_other_windows_are_pooled_after_the_convolution(pooling: dict[str, Any]) -> None:
-    """And add its bias."""
+    """And add its bias, where kernels pool them."""
     module, x = nn.Sequential(nn.Conv2d(2, 4, 3), nn.MaxPool2d(**pooling)), draw(3, 2, 2, 9, 9)
     found = ["conv2d", "max_pool", "unpool", "conv2d_input_gradient", "conv2d_weight_gradient"]
-    assert operators(program(module, x)) == found
+    expected = [name for name in found if pooling in OTHER_WINDOWS or "pool" not in name]
+    assert operators(program(module, x)) == expected
     assert_same(module, x, "kernel", traced=True)
+
+
+def test_what_is_pooled_twice_or_read_too_is_convolved_once() -> None:
+    class Pyramid(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(2, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            parts = F.max_pool2d(y, 3, 2), F.max_pool2d(y, 5, 1, 2), y.sigmoid()
+            return sum((part.sum((2, 3)) for part in parts), start=y.new_zeros(()))
+
+    names = operators(program(Pyramid(), draw(3, 2, 2, 9, 9)))
+    assert [names.count(name) for name in ("conv2d", "conv2d_input_gradient", "conv2d_weight_gradient")] == [1, 1, 1]
+    assert_same(Pyramid(), draw(3, 2, 2, 9, 9), "kernel", traced=True)
 
 
 class Padded(nn.Module):
@@ -80,6 +96,16 @@ def test_what_is_padded_to_be_pooled_is_pooled_where_it_lies(around: tuple[int, 
     module, x = Padded(around), draw(3, 2, 2, 9, 9)
     assert operators(program(module, x))[:2] == ["conv2d", "max_pool"]
     assert "constant_pad" not in str(program(module, x).graph)
+    assert_same(module, x, "kernel", traced=True)
+
+
+def test_windows_beside_the_image_are_pooled_with_what_is_padded() -> None:
+    class Bounded(Padded):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).clamp(min=-5)
+
+    module, x = Bounded((5, 5, 5, 5)), draw(3, 2, 2, 9, 9)
+    assert "max_pool" in operators(program(module, x))  # of the padded image
     assert_same(module, x, "kernel", traced=True)
 
 
@@ -152,7 +178,10 @@ def test_the_winner_is_torchs(special: float | None, settings: dict[str, Any]) -
         x = torch.where(draw(2, 3, 1, 7, 8, seed=1) > 0.5, special, x)
     chosen = windows((7, 8), **settings)
     assert chosen is not None
-    y, winners = call(PooledConvolution, x, weight, bias.double(), (1, 1), (0, 0), (1, 1), chosen)
+    if chosen.two_by_two((7, 8)):
+        y, winners = call(PooledConvolution, x, weight, bias.double(), (1, 1), (0, 0), (1, 1))
+    else:
+        y, winners = torch.func.vmap(lambda x, bias: call(MaxPool, x, bias, chosen))(x, bias.double())
     image = x.clone().requires_grad_()
     expected = torch.stack([F.max_pool2d(each, **settings) for each in image])
     torch.testing.assert_close(y, expected.detach(), equal_nan=True)
@@ -161,21 +190,17 @@ def test_the_winner_is_torchs(special: float | None, settings: dict[str, Any]) -
     torch.testing.assert_close(call(Unpool, g, winners, (7, 8), chosen), found)
 
 
-@pytest.mark.parametrize(
-    "chosen",
-    [Windows((2, 2), (2, 2), (0, 0), (2, 2)), Windows((3, 3), (2, 2), (1, 0), (3, 2))],
-    ids=["two by two", "overlapping"],
-)
-def test_derivatives_of_derivatives(chosen: Windows) -> None:
+def test_derivatives_of_derivatives() -> None:
     """A window's derivative is that of its winner, whichever order it is taken in."""
     x, weight, bias = (draw(*shape).requires_grad_() for shape in ((2, 2, 7, 6), (3, 2, 3, 3), (3,)))
-    settings = (1, 1), (0, 0), (1, 1)
 
     def pooled_of(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        y: Tensor = call(PooledConvolution, x, weight, bias, *settings, chosen)[0]
+        y: Tensor = call(PooledConvolution, x, weight, bias, (1, 1), (0, 0), (1, 1))[0]
         return y
 
     assert torch.autograd.gradgradcheck(pooled_of, (x, weight, bias))
+    overlapping = Windows((3, 3), (2, 2), (1, 0), (3, 2))
+    assert torch.autograd.gradgradcheck(lambda x: call(MaxPool, x, x.new_zeros(2), overlapping)[0].square(), (x,))
 
 
 @pytest.mark.gpu

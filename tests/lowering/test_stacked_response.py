@@ -7,6 +7,7 @@ import torch
 from stacks import assert_same, assert_same_on_gpu, draw, operators, program
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
 
 from fedloom.lowering import stacked
 from fedloom.lowering.convolution import Form
@@ -29,13 +30,51 @@ def test_images_have_kernels(size: int, shape: tuple[int, ...]) -> None:
     assert operators(program(nn.LocalResponseNorm(size), draw(3, *shape))) == found
 
 
-def test_there_is_no_second_derivative_of_a_stack_of_images() -> None:
-    def twice(x: torch.Tensor) -> torch.Tensor:
-        with stacked(form="kernel"):
-            return torch.func.grad(lambda x: nn.LocalResponseNorm(3)(x).square().sum())(x).sum()
+@pytest.mark.parametrize("form", ["plain", "kernel"])
+def test_what_follows_may_change_it_in_place(form: Form) -> None:
+    module = nn.Sequential(nn.Conv2d(2, 6, 3), nn.LocalResponseNorm(5), nn.ReLU(inplace=True))
+    assert_same(module, draw(3, 2, 2, 6, 5), form, traced=form == "kernel")
 
-    with pytest.raises(NotImplementedError, match="first derivatives alone"):
-        torch.func.grad(twice)(draw(2, 4, 3, 3))
+
+class Learnt(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.local_response_norm(x, 3, alpha=self.alpha.abs(), k=2.0)  # type: ignore[arg-type]
+
+
+def test_settings_that_are_learnt_are_left_to_slices() -> None:
+    assert operators(program(Learnt(), draw(3, 2, 6, 3, 3))) == []
+    assert_same(Learnt(), draw(3, 2, 6, 3, 3), "kernel", traced=True)
+
+
+def test_very_many_neighbours_are_left_to_slices() -> None:
+    module, x = nn.LocalResponseNorm(201, alpha=0.3), draw(2, 2, 40, 2, 2)
+    assert operators(program(module, x)) == []
+    assert_same(module, x, "kernel", traced=True)
+
+
+def test_derivatives_of_derivatives() -> None:
+    x = draw(2, 5, 3, 2).requires_grad_()
+
+    def normed(x: torch.Tensor) -> torch.Tensor:
+        with stacked(form="kernel"):
+            return F.local_response_norm(x, 3, 0.3, 0.6, 1.5)
+
+    assert torch.autograd.gradgradcheck(normed, (x,))
+
+    def steepness(form: Form) -> torch.Tensor:
+        def squares(x: torch.Tensor) -> torch.Tensor:
+            with stacked(form=form):
+                return F.local_response_norm(x, 3, 0.3, 0.6, 1.5).square().sum()
+
+        return torch.func.vmap(torch.func.grad(lambda x: torch.func.grad(squares)(x).square().sum()))(
+            draw(3, 2, 5, 3, 2)
+        )
+
+    torch.testing.assert_close(steepness("kernel"), steepness("plain"))
 
 
 def test_local_response_norm_of_nothing() -> None:

@@ -85,6 +85,7 @@ class Stacked(TorchFunctionMode):
             F.local_response_norm: partial(response.local_response_norm, self.kernel),
             F.cross_entropy: losses.cross_entropy,
             Tensor.view: self._view,
+            Tensor.view_as: lambda input, other: self._view(input, other.shape),
             Tensor.data_ptr: _nowhere,
         }
 
@@ -99,15 +100,23 @@ class Stacked(TorchFunctionMode):
         result = None if replacement is None else replacement(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if result is None else result
 
-    def _conv2d(self, *args: Any, **kwargs: Any) -> Tensor | None:
-        y = self.conv2d(*args, **kwargs)
-        if y is not None and is_in_torch_dispatch_mode():
-            self.last = _Result(
-                y,
-                _tensors(args, kwargs),
-                pooled=lambda windows: self.conv2d_pool(windows, *args, **kwargs),
-                rectified=partial(self.conv2d_relu, *args, **kwargs),
-            )
+    def _conv2d(
+        self, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Tensor | None:
+        raw = self.conv2d(input, weight, None, *args, **kwargs)
+        if raw is None:
+            return None
+        y = raw if bias is None else raw + bias[:, None, None]
+        if is_in_torch_dispatch_mode():
+            given = input, weight, bias, *args
+
+            def pooled_of(windows: Windows) -> Tensor | None:
+                if windows.two_by_two(raw.shape[-2:]):
+                    return self.conv2d_pool(*given, **kwargs)
+                return pooling.by_kernel(raw, bias, windows, self.kernel)
+
+            rectified = partial(self.conv2d_relu, *given, **kwargs)
+            self.last = _Result(y, _tensors(given, kwargs), pooled_of, rectified)
         return y
 
     def _pad(

@@ -1,8 +1,8 @@
-"""A convolution and the pooling of its result at once.
+"""A convolution and the pooling of its result at once: what lies between them is never written.
 
 Max-pooling two by two keeps a quarter of a convolution's results. Here that quarter is written, and beside it one byte
-for each window that says which of its cells won: what lies between is never in memory. For other windows it is, once
-and without its bias, which pooling adds.
+for each window that says which of its cells won; from these the gradient is put back where it belongs. The pooling of
+other sizes, and of what is no convolution's result, is `lowering.pooling`.
 """
 
 from __future__ import annotations
@@ -16,29 +16,24 @@ from torch.nn import functional as F
 from fedloom.lowering import convolution, convolution_kernels
 from fedloom.lowering.convolution import InputGradient, Pair, WeightGradient, on_device
 from fedloom.lowering.operators import call, flat, leading, operator
-from fedloom.lowering.pooling import Unpool, Windows, fits
+from fedloom.lowering.pooling import Unpool, Windows
 
 
 class PooledConvolution(torch.autograd.Function):
-    """The largest of each window of a convolution with its bias, and which of its cells that was."""
+    """`fedloom::conv2d_pool`: the largest of each window of a convolution with its bias, and which one it was."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, dilation: Pair, windows: Windows
+        x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, dilation: Pair
     ) -> tuple[Tensor, Tensor]:
-        settings = stride, padding, dilation
-        if windows.two_by_two(convolution.output_size(x.shape[-2:], weight.shape[-2:], *settings)):
-            y, winners = torch.ops.fedloom.conv2d_pool(x, weight, bias, *settings)
-        else:
-            whole = torch.ops.fedloom.conv2d(x, weight, *settings)
-            y, winners = torch.ops.fedloom.max_pool(whole, bias, *windows)
+        y, winners = torch.ops.fedloom.conv2d_pool(x, weight, bias, stride, padding, dilation)
         return y, winners
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        x, weight, _, *ctx.settings, ctx.windows = inputs
+        x, weight, _, *ctx.settings = inputs
         ctx.save_for_backward(x, weight, output[1])
 
     @staticmethod
@@ -46,18 +41,19 @@ class PooledConvolution(torch.autograd.Function):
         x, weight, winners = ctx.saved_tensors
         image, taps = tuple(x.shape[-2:]), tuple(weight.shape[-2:])
         g = convolution.channels_last(g)
-        cells = call(Unpool, g, winners, convolution.output_size(image, taps, *ctx.settings), ctx.windows)
+        windows = Windows((2, 2), (2, 2), (0, 0), (g.shape[-2], g.shape[-1]))
+        cells = call(Unpool, g, winners, convolution.output_size(image, taps, *ctx.settings), windows)
         dx = call(InputGradient, cells, weight, image, *ctx.settings) if ctx.needs_input_grad[0] else None
         dw = call(WeightGradient, cells, x, taps, *ctx.settings) if ctx.needs_input_grad[1] else None
-        return dx, dw, g.sum((0, 2, 3)), None, None, None, None
+        return dx, dw, g.sum((0, 2, 3)), None, None, None
 
 
-def conv2d_pool(windows: Windows, *args: Any, **kwargs: Any) -> Tensor | None:
-    """These windows of `F.conv2d(...)`; None where the convolution has another form than the kernels'."""
+def conv2d_pool(*args: Any, **kwargs: Any) -> Tensor | None:
+    """`F.max_pool2d(F.conv2d(...), 2)`; None where the convolution has another form than the kernels'."""
     given = convolution.with_bias(*args, **kwargs)
-    if given is None or not fits(windows):
+    if given is None:
         return None
-    y: Tensor = call(PooledConvolution, *given, windows)[0]
+    y: Tensor = call(PooledConvolution, *given)[0]
     return y
 
 

@@ -38,6 +38,12 @@ class Windows(NamedTuple):
         reach = [(count - 1) * s + k for count, s, k in zip(self.size, self.stride, self.cells, strict=True)]
         return self.before == (0, 0) and all(end <= extent for end, extent in zip(reach, image, strict=True))
 
+    def touch(self, image: Sequence[int]) -> bool:
+        """Whether each of them has a cell that is the image's."""
+        first = all(p < k for p, k in zip(self.before, self.cells, strict=True))
+        axes = zip(self.size, self.stride, self.before, image, strict=True)
+        return first and all((count - 1) * s - p < extent for count, s, p, extent in axes)
+
     def two_by_two(self, image: Sequence[int]) -> bool:
         """Whether they are of two by two, side by side, and as many as there are."""
         return self[:3] == ((2, 2), (2, 2), (0, 0)) and self.size == (image[0] // 2, image[1] // 2)
@@ -76,27 +82,32 @@ def _count(extent: int, cells: int, step: int, before: int, ceil_mode: bool) -> 
 
 
 def max_pool2d(input: Tensor, chosen: Windows, kernel: bool = False) -> Tensor | None:
-    """These windows of `input`; None where only `vmap` has a form for them.
-
-    Kernels, where there are any or `kernel` asks for them, are for windows that overlap or reach beyond the image:
-    slices of the others are read once, and a compiler does with them what comes before and after.
-    """
-    image = input.shape[-2:]
+    """These windows of `input`; None where only `vmap` has a form for them."""
     if input.dim() not in (3, 4):
         return None
-    inside, apart = chosen.inside(image), all(s >= k for s, k in zip(chosen.stride, chosen.cells, strict=True))
-    if not (inside and apart) and input.dim() == 4 and (kernel or on_device(input)) and fits(chosen):
-        y: Tensor = call(MaxPool, channels_last(input), input.new_zeros(input.shape[1]), chosen)[0]
+    if (y := by_kernel(input, None, chosen, kernel)) is not None:
         return y
-    if not inside:
+    if not chosen.inside(input.shape[-2:]):
         return None
     side_by_side = chosen.stride == chosen.cells
     return reduce(_larger, _blocks(input, chosen) if side_by_side else _slices(input, chosen))
 
 
-def fits(chosen: Windows) -> bool:
-    """Whether the kernels have these windows."""
-    return chosen.cells[0] * chosen.cells[1] <= _MOST_CELLS
+def by_kernel(input: Tensor, bias: Tensor | None, chosen: Windows, kernel: bool = False) -> Tensor | None:
+    """These windows of images with their bias, by kernels where there are any or `kernel` asks for them.
+
+    None for windows whose cells are each read once, and are the image's: they are slices, and a compiler does with them
+    what comes before and after. And where the kernels do not have them: of too many cells, or beside the image.
+    """
+    image = input.shape[-2:]
+    apart = all(s >= k for s, k in zip(chosen.stride, chosen.cells, strict=True))
+    if input.dim() != 4 or not (kernel or on_device(input)) or (apart and chosen.inside(image)):
+        return None
+    if chosen.cells[0] * chosen.cells[1] > _MOST_CELLS or not chosen.touch(image):
+        return None
+    added = input.new_zeros(input.shape[1]) if bias is None else bias
+    y: Tensor = call(MaxPool, channels_last(input), added, chosen)[0]
+    return y
 
 
 def _pair(size: Size) -> Pair:

@@ -58,7 +58,6 @@ def _response_norm(
 def _response_norm_gradient(
     g,
     x,
-    y,
     scale,
     dx,
     rows,
@@ -70,14 +69,15 @@ def _response_norm_gradient(
     BR: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """dx = g / scale^beta - 2 factor beta x * the sum of g y / scale over those in whose scale the channel counts."""
+    """dx = g / scale^beta - 2 factor beta x * the sum of g x / scale^(beta + 1) over those in whose scale it counts."""
     c, at, live = _place(rows, C, BR, BC)
     moved = tl.zeros((BR, BC), dtype=tl.float32)
     for shift in tl.static_range(-AFTER, BEFORE + 1):
         there = live[:, None] & ((c + shift >= 0) & (c + shift < C))[None, :]
         product = tl.load(g + at + shift, mask=there, other=0).to(tl.float32)
-        product *= tl.load(y + at + shift, mask=there, other=0).to(tl.float32)
-        moved += product / tl.load(scale + at + shift, mask=there, other=1)
+        product *= tl.load(x + at + shift, mask=there, other=0).to(tl.float32)
+        d = tl.load(scale + at + shift, mask=there, other=1)
+        moved += product * tl.exp2(-beta * tl.log2(d)) / d
     there = live[:, None] & (c < C)[None, :]
     own = tl.load(g + at, mask=there, other=0).to(tl.float32)
     d = tl.load(scale + at, mask=there, other=1)
@@ -91,30 +91,30 @@ def _rows(x: Tensor) -> Tensor:
     return x.movedim(2, -1).contiguous()
 
 
-def _work(x: Tensor, size: int) -> tuple[tuple[int, int], dict[str, int]]:
+def _work(x: Tensor, before: int, after: int) -> tuple[tuple[int, int], dict[str, int]]:
     """How many programs there are, and what each of them is for."""
     channels = x.shape[2]
     columns = power(channels, 16, 128)
     tile = max(_TILE // columns, 1)
     grid = triton.cdiv(x.numel() // channels, tile), triton.cdiv(channels, columns)
-    return grid, {"C": channels, "BEFORE": size // 2, "AFTER": (size - 1) // 2, "BR": tile, "BC": columns}
+    return grid, {"C": channels, "BEFORE": before, "AFTER": after, "BR": tile, "BC": columns}
 
 
-def response_norm(x: Tensor, size: int, alpha: float, beta: float, k: float) -> tuple[Tensor, Tensor]:
+def response_norm(x: Tensor, before: int, after: int, factor: float, beta: float, k: float) -> tuple[Tensor, Tensor]:
     """Of x (K, N, C, H, W): what is normalised, and the scale it was divided by a power of, in float32."""
     y = empty_last(x, *x.shape)
     scale = torch.empty_like(y, dtype=torch.float32)
-    grid, sizes = _work(x, size)
-    _response_norm[grid](_rows(x), y, scale, x.numel() // x.shape[2], alpha / size, beta, k, **sizes)
+    grid, sizes = _work(x, before, after)
+    _response_norm[grid](_rows(x), y, scale, x.numel() // x.shape[2], factor, beta, k, **sizes)
     return y, scale
 
 
 def response_norm_gradient(
-    g: Tensor, x: Tensor, y: Tensor, scale: Tensor, size: int, alpha: float, beta: float
+    g: Tensor, x: Tensor, scale: Tensor, before: int, after: int, factor: float, beta: float
 ) -> Tensor:
     """The gradient with respect to x from that of y, g."""
     dx = empty_last(x, *x.shape)
-    grid, sizes = _work(x, size)
-    given = (_rows(each) for each in (g, x, y, scale))
-    _response_norm_gradient[grid](*given, dx, x.numel() // x.shape[2], alpha / size, beta, **sizes)
+    grid, sizes = _work(x, before, after)
+    given = (_rows(each) for each in (g, x, scale))
+    _response_norm_gradient[grid](*given, dx, x.numel() // x.shape[2], factor, beta, **sizes)
     return dx
