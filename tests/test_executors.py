@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -15,13 +15,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedloom as fl
+from fedloom import tree
 from fedloom.algorithm import Algorithm
 from fedloom.algorithms import CLIENT_OPTIMIZERS
 from fedloom.batches import Batching
+from fedloom.errors import FedloomError
 from fedloom.executors.auto import resolve
 from fedloom.executors.job import Job
 from fedloom.functional import Functional
+from fedloom.memory import Extra, Memory, Trace
 from fedloom.simulation import History
+from fedloom.transforms.base import stateless
+from fedloom.types import Params
 
 
 class Dense(nn.Module):
@@ -401,6 +406,40 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.lstm(x.unsqueeze(0))[0][0])
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_forward_that_changes_what_no_client_has_for_its_own_is_a_mistake(executor: str) -> None:
+    class Counts(nn.Module):
+        def __init__(self, persistent: bool) -> None:
+            super().__init__()
+            self.last = nn.Linear(6, 4)
+            self.register_buffer("seen", torch.zeros(()), persistent=persistent)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.seen += 0.1
+            return self.last(x) * (1 + self.seen)
+
+    with pytest.raises(FedloomError, match=r"seen: expected what does not train to stay as it is.* persistent=True"):
+        run(lambda: Counts(False), fl.fedavg(0.1), executor, 1)
+    assert_agree(lambda: Counts(True), fl.fedavg(0.1))
+
+
+@pytest.mark.parametrize("chunk", [2, 5])
+def test_what_a_memory_passes_on_is_kept_as_it_was(chunk: int) -> None:
+    """The parameters that a client ends with lie where the next clients train."""
+
+    def remember(shared: Params, row: Params, trace: Trace) -> tuple[Params, Extra]:
+        return trace.final, {"ends": trace.final}
+
+    def settle(shared: Params, sums: Mapping[str, Params], population: int) -> Params:
+        return {name: shared[name] + leaf / population for name, leaf in sums["ends"].items()}
+
+    memory = Memory("ends", remember, settle, ("ends",))
+    pull = stateless("pull", lambda g, params, info: tree.map(torch.add, tree.map(torch.add, g, info.shared), info.row))
+    algorithm = fl.replace(fl.fedavg(0.1), memory=memory, client=fl.chain(pull, fl.fedavg(0.1).client), name="ends")
+    assert_agree(Dense, algorithm, rounds=3, chunks=[chunk], cohort=5, compile=False)
 
 
 def test_what_torch_can_stack_is_stacked() -> None:

@@ -354,7 +354,31 @@ class Twins(nn.Module):
         return self.last(x) + (self.left + self.right) + self.even.sum()
 
 
-@pytest.mark.parametrize("model", [Dense, Images, Twins])
+class Views(nn.Module):
+    """Two leaves whose gradients are views of one tensor, and one whose is a view of what its function keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = (nn.Parameter(torch.zeros(4, 64)) for _ in range(2))
+        self.shift = nn.Parameter(torch.zeros(4))
+        self.slope = torch.ones(4, dtype=torch.float64)  # no buffer: nobody but the function knows of it
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.left.t() + self.right.t()) + Sloped.apply(self.shift, self.slope).unsqueeze(0)  # type: ignore[no-untyped-call]
+
+
+class Sloped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, shift: Tensor, slope: Tensor) -> Tensor:
+        ctx.slope = slope
+        return shift * slope.to(shift.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return ctx.slope.to(g.dtype).view(-1), None
+
+
+@pytest.mark.parametrize("model", [Dense, Images, Twins, Views])
 @pytest.mark.parametrize("name", FORGETFUL)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_step_in_place_has_the_bits_of_a_pure_one(model: Callable[[], nn.Module], name: str, workers: int) -> None:
@@ -373,6 +397,16 @@ def test_a_step_in_place_has_the_bits_of_a_pure_one(model: Callable[[], nn.Modul
     updates = [leaf for part in trained for leaf in part.cohort.updates.values()]
     spans = sorted((leaf.data_ptr(), leaf.data_ptr() + leaf.nbytes) for leaf in [*updates, *run.params.values()])
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_large_models_are_handed_on_one_by_one(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_of(Dense, fl.scaffold(0.1), workers=workers, chunk=4)
+    together = by_client(list(loop(job, parts_of(job, [1, 5, 2, 8, 3]))))
+    monkeypatch.setattr("fedloom.executors.loop._PIECE", 1)
+    trained = list(loop(job, parts_of(job, [1, 5, 2, 8, 3])))
+    assert all(len(part.cohort.clients) == 1 for part in trained)
+    assert_same_bits(by_client(trained), together)
 
 
 def test_what_remembers_its_input_is_stepped_purely() -> None:

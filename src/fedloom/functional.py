@@ -204,8 +204,20 @@ def plain_gradient(
     """By ordinary autograd, for one client."""
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
     mean, aside = functional.objective(leaves, buffers, x, y, mask, key)
-    mean.backward(inputs=list(leaves.values()))  # into tensors of their own, where `grad` may return one for two leaves
-    return _zeros_for_unused(leaves, [leaf.grad for leaf in leaves.values()]), *aside
+    mean.backward(inputs=list(leaves.values()))
+    return _zeros_for_unused(leaves, [_own(leaf.grad) for leaf in leaves.values()]), *aside
+
+
+def _own(gradient: Tensor | None) -> Tensor | None:
+    """A copy where its memory is somebody else's too, for a step may write into it.
+
+    Two leaves that are added have views of one gradient; a function of a model's own may return what it has kept.
+    """
+    if gradient is None or gradient.layout != torch.strided:
+        return gradient
+    memory = gradient.untyped_storage()
+    users: int = torch._C._storage_Use_Count(memory._cdata)
+    return gradient.clone() if users > 2 else gradient  # the gradient, and `memory` itself
 
 
 def stackable_gradient(

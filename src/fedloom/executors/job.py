@@ -286,7 +286,13 @@ def _remember(
         return memory.remember(assignment.shared, row, Trace(assignment.params, final, rates, gradient or None))
 
     rates = to_device(rates, next(iter(final.values())).device)
-    remembered: tuple[Params, Extra] = torch.func.vmap(one)(rows, final, rates, gradient)
+    passed_on = {leaf.untyped_storage().data_ptr() for leaf in final.values()}
+
+    def own(leaf: Tensor) -> Tensor:
+        """What is kept is not where the next clients train."""
+        return leaf.clone() if leaf.untyped_storage().data_ptr() in passed_on else leaf
+
+    remembered: tuple[Params, Extra] = tree.map_state(own, torch.func.vmap(one)(rows, final, rates, gradient))
     return remembered
 
 

@@ -36,8 +36,12 @@ def sample(job: Job, rows: int) -> Tensor:
 
 
 def draws(job: Job) -> bool:
-    """Whether a forward draws random numbers beside dropout's: the generator's state tells."""
+    """Whether a forward draws random numbers beside dropout's: the generator's state tells.
+
+    One that changes what no client has for its own is a mistake: the next client would begin with it.
+    """
     index = sample(job, 2)
+    still = {name: leaf._version for name, leaf in job.functional.constants.items()}
     with random.generator_kept(), torch.no_grad():
         before = torch.random.get_rng_state()
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
@@ -51,6 +55,12 @@ def draws(job: Job) -> bool:
             if job.functional.compute is not None:  # a mistake in any precision is told as one
                 draws(dataclasses.replace(job, functional=dataclasses.replace(job.functional, compute=None)))
             raise FedloomError(_mismatch(job, error)) from error
+        for name, leaf in job.functional.constants.items():
+            if leaf._version != still[name]:
+                raise FedloomError(
+                    f"Task.model, {name}: expected what does not train to stay as it is, got a forward that changes it "
+                    "in place: register it as a buffer with persistent=True, which each client has for its own"
+                )
         after = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         changed = any(not torch.equal(a, b) for a, b in zip(cuda, after, strict=True))
         return changed or not torch.equal(before, torch.random.get_rng_state())
