@@ -268,6 +268,11 @@ def last(x: Tensor) -> Tensor:
     return x if x.stride(-3) == 1 else x.movedim(-3, -1).contiguous().movedim(-1, -3)
 
 
+def channel_rows(x: Tensor) -> Tensor:
+    """(K, N, C, H, W) as rows of channels, one per position, and nothing between the numbers."""
+    return x.movedim(2, -1).contiguous()
+
+
 def empty_last(x: Tensor, *shape: int) -> Tensor:
     """A new tensor of this shape whose channels (axis -3) are adjacent in memory."""
     *lead, c, h, w = shape

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedloom.lowering.convolution_kernels import empty_last
+from fedloom.lowering.convolution_kernels import channel_rows, empty_last
 from fedloom.lowering.triton_parts import jit, power, tl, triton
 
 Pair = tuple[int, int]
@@ -106,11 +106,6 @@ def _unpool(
     tl.store(out + to, total.to(out.dtype.element_ty), mask=there)
 
 
-def _rows(x: Tensor) -> Tensor:
-    """(K, N, C, H, W) with its channels adjacent and nothing between the numbers."""
-    return x.movedim(2, -1).contiguous()
-
-
 def max_pool(x: Tensor, bias: Tensor, window: Pair, stride: Pair, before: Pair, size: Pair) -> tuple[Tensor, Tensor]:
     """x (K, N, C, H, W) with its bias (K, C) pooled to (K, N, C, *size), and which cell of each window it was.
 
@@ -122,7 +117,7 @@ def max_pool(x: Tensor, bias: Tensor, window: Pair, stride: Pair, before: Pair, 
     if y.numel():
         block = power(size[1] * c, 128, 1024)
         grid = (clients * n * size[0], triton.cdiv(size[1] * c, block))
-        given = _rows(x), bias.contiguous(), y, winners, n, height, width, *size, c
+        given = channel_rows(x), bias.contiguous(), y, winners, n, height, width, *size, c
         _max_pool[grid](*given, *window, *stride, *before, BLOCK=block)
     return y, winners
 
@@ -134,5 +129,7 @@ def unpool(g: Tensor, winners: Tensor, image: Pair, window: Pair, stride: Pair, 
     if out.numel():
         block = power(image[1] * c, 128, 2048)
         grid = (clients * n * image[0], triton.cdiv(image[1] * c, block))
-        _unpool[grid](_rows(g), _rows(winners), out, *image, *size, c, *window, *stride, *before, BLOCK=block)
+        _unpool[grid](
+            channel_rows(g), channel_rows(winners), out, *image, *size, c, *window, *stride, *before, BLOCK=block
+        )
     return out

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedloom.lowering.convolution_kernels import empty_last
+from fedloom.lowering.convolution_kernels import channel_rows, empty_last
 from fedloom.lowering.triton_parts import jit, power, tl, triton
 
 _TILE = 1024  # numbers that a program looks at
@@ -86,11 +86,6 @@ def _response_norm_gradient(
     tl.store(dx + at, value.to(dx.dtype.element_ty), mask=there)
 
 
-def _rows(x: Tensor) -> Tensor:
-    """(K, N, C, H, W) with its channels adjacent and nothing between the numbers."""
-    return x.movedim(2, -1).contiguous()
-
-
 def _work(x: Tensor, before: int, after: int) -> tuple[tuple[int, int], dict[str, int]]:
     """How many programs there are, and what each of them is for."""
     channels = x.shape[2]
@@ -105,7 +100,7 @@ def response_norm(x: Tensor, before: int, after: int, factor: float, beta: float
     y = empty_last(x, *x.shape)
     scale = torch.empty_like(y, dtype=torch.float32)
     grid, sizes = _work(x, before, after)
-    _response_norm[grid](_rows(x), y, scale, x.numel() // x.shape[2], factor, beta, k, **sizes)
+    _response_norm[grid](channel_rows(x), y, scale, x.numel() // x.shape[2], factor, beta, k, **sizes)
     return y, scale
 
 
@@ -115,6 +110,6 @@ def response_norm_gradient(
     """The gradient with respect to x from that of y, g."""
     dx = empty_last(x, *x.shape)
     grid, sizes = _work(x, before, after)
-    given = (_rows(each) for each in (g, x, scale))
+    given = (channel_rows(each) for each in (g, x, scale))
     _response_norm_gradient[grid](*given, dx, x.numel() // x.shape[2], factor, beta, **sizes)
     return dx

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedloom.lowering.convolution_kernels import empty_last, last
+from fedloom.lowering.convolution_kernels import channel_rows, empty_last, last
 from fedloom.lowering.triton_parts import Tiles, jit, power, precision, processors, tl, triton
 
 
@@ -183,7 +183,7 @@ def conv2d_gradients(
     if not (rows and clients):
         return empty_last(x, clients, o, c, th, tw).zero_(), x.new_zeros(clients, o)
     rectified = y is not None
-    g, y = (each.permute(0, 1, 3, 4, 2).contiguous() for each in (g, g if y is None else y))  # one row per position
+    g, y = (channel_rows(each) for each in (g, g if y is None else y))
     x = last(x)
     step = x.stride(4) if width > 1 else c  # of an axis of one torch leaves the stride as it happens to be
     across = dilation[1] == 1 and step == c  # a row of taps is adjacent in memory
