@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -74,6 +75,14 @@ def test_cutout_is_a_square_cut_off_at_the_edge() -> None:
     rows, columns = holes.any(3).sum(2).flatten(), holes.any(2).sum(2).flatten()
     assert torch.equal(holes.sum((1, 2, 3)), rows * columns)
     assert rows.min() == columns.min() == 8 and rows.max() == columns.max() == 16
+
+
+def test_whitening_has_the_same_bits_on_every_processor() -> None:
+    """The root of a variance is the nearest number, as NumPy's is and torch's own is on some processors only."""
+    x = torch.rand(200, 3, 5, 4, generator=torch.Generator().manual_seed(0))
+    centred = x - x.mean((1, 2, 3), keepdim=True)
+    root = np.sqrt(centred.square().mean((1, 2, 3), keepdim=True).numpy())
+    assert np.array_equal(whiten(x).numpy(), centred.numpy() / root)
 
 
 def test_whitening_of_a_flat_picture_is_zero() -> None:

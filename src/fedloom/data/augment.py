@@ -107,7 +107,9 @@ def whiten(x: Tensor) -> Tensor:
     """Each picture less its mean, over max(its standard deviation, 1 / sqrt(n)) as TensorFlow has it for 0..255."""
     size = x[0].numel()
     x = x - x.mean((1, 2, 3), keepdim=True)
-    std = x.square().mean((1, 2, 3), keepdim=True).sqrt()
+    variance = x.square().mean((1, 2, 3), keepdim=True)
+    # a library's root of float32 is the nearest number on some processors only, and test pictures have a fingerprint
+    std = variance.double().sqrt().to(x.dtype) if x.device.type == "cpu" else variance.sqrt()
     return x / std.clamp_min(1 / (255 * size**0.5))
 
 
