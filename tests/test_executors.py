@@ -421,9 +421,30 @@ def test_a_forward_that_changes_what_no_client_has_for_its_own_is_a_mistake(exec
                 self.seen += 0.1
             return self.last(x) * (1 + self.seen)
 
-    with pytest.raises(FedloomError, match=r"seen: expected what does not train to stay as it is.* persistent=True"):
-        run(lambda: Counts(False), fl.fedavg(0.1), executor, 1)
+    for precision in ("high", "bfloat16"):
+        with pytest.raises(FedloomError, match=r"seen: expected what does not train to stay.* persistent=True"):
+            run(lambda: Counts(False), fl.fedavg(0.1), executor, 1, precision=precision, dtype=torch.float32)
     assert_agree(lambda: Counts(True), fl.fedavg(0.1))
+
+
+def test_what_a_forward_changes_once_is_no_mistake() -> None:
+    class Settles(nn.Module):
+        """Frozen vectors that are cut to a length, and a number that is computed when it is first needed."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            vectors = noise(7, 3, dtype=torch.float32)
+            self.embed = nn.Embedding.from_pretrained(vectors, freeze=True, max_norm=1.0)
+            self.last = nn.Linear(18, 4)
+            self.register_buffer("slope", torch.zeros(0), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.slope.numel():
+                self.slope.resize_(4).fill_(0.5)
+            return self.last(self.embed((x.abs() * 3).long().clamp(max=6)).flatten(1)) * self.slope
+
+    history = run(Settles, fl.fedavg(0.1), "loop", 1)
+    assert history.rounds[0]["admitted"] == 4
 
 
 @pytest.mark.parametrize("chunk", [2, 5])

@@ -43,6 +43,8 @@ def main() -> None:
     parser.add_argument("--precision", default="high", choices=["high", "highest", "bfloat16"])
     parser.add_argument("--kernels", type=int, default=15, help="how many to print")
     asked = parser.parse_args()
+    if asked.runs < 1:
+        parser.error(f"argument --runs: expected a whole number of at least 1, got {asked.runs}")
     for name in asked.work:
         work = OTHERS[name](asked.runs) if name in OTHERS else of_bench(name)
         watch = measure(work, asked.device, asked.precision)

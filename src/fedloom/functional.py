@@ -208,6 +208,10 @@ def plain_gradient(
     return _zeros_for_unused(leaves, [_own(leaf.grad) for leaf in leaves.values()]), *aside
 
 
+_users: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+"""How many hold a piece of memory; older builds of torch do not tell, and every gradient is copied."""
+
+
 def _own(gradient: Tensor | None) -> Tensor | None:
     """A copy where its memory is somebody else's too, for a step may write into it.
 
@@ -216,8 +220,8 @@ def _own(gradient: Tensor | None) -> Tensor | None:
     if gradient is None or gradient.layout != torch.strided:
         return gradient
     memory = gradient.untyped_storage()
-    users: int = torch._C._storage_Use_Count(memory._cdata)
-    return gradient.clone() if users > 2 else gradient  # the gradient, and `memory` itself
+    shared = _users is None or _users(memory._cdata) > 2  # the gradient, and `memory` itself
+    return gradient.clone() if shared else gradient
 
 
 def stackable_gradient(

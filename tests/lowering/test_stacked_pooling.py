@@ -82,6 +82,12 @@ def test_ways_to_call_it() -> None:
         assert torch.equal(F.max_pool2d(x[0], (2,)), y[0]) and index.dtype == torch.int64
         with pytest.raises(RuntimeError, match="too small"):
             F.max_pool2d(x, 7)
+        assert torch.equal(F.max_pool2d(x, 2, ()), F.max_pool2d(x, 2))
+        for wrong in ([2, 2, 2], "two"):
+            with pytest.raises((RuntimeError, TypeError)):
+                F.max_pool2d(x, wrong)  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match=r"non-empty|dim"):
+            F.max_pool2d(x[0, 0, 0], 2)
     assert windows((6, 6), 2, stride=0) is None
     assert windows((6, 6), 2, padding=2) is None
     assert (found := windows((6, 6), 2, padding=1)) is not None

@@ -38,13 +38,13 @@ def sample(job: Job, rows: int) -> Tensor:
 def draws(job: Job) -> bool:
     """Whether a forward draws random numbers beside dropout's: the generator's state tells.
 
-    One that changes what no client has for its own is a mistake: the next client would begin with it.
+    One that goes on changing what no client has for its own is a mistake: the next client would begin with it.
     """
     index = sample(job, 2)
-    still = {name: leaf._version for name, leaf in job.functional.constants.items()}
     with random.generator_kept(), torch.no_grad():
         before = torch.random.get_rng_state()
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        versions = {name: _version(leaf) for name, leaf in _still(job).items()}
         try:
             losses(job, take(job.data.x, index), index)
         except FedloomError:
@@ -55,15 +55,40 @@ def draws(job: Job) -> bool:
             if job.functional.compute is not None:  # a mistake in any precision is told as one
                 draws(dataclasses.replace(job, functional=dataclasses.replace(job.functional, compute=None)))
             raise FedloomError(_mismatch(job, error)) from error
-        for name, leaf in job.functional.constants.items():
-            if leaf._version != still[name]:
-                raise FedloomError(
-                    f"Task.model, {name}: expected what does not train to stay as it is, got a forward that changes it "
-                    "in place: register it as a buffer with persistent=True, which each client has for its own"
-                )
         after = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         changed = any(not torch.equal(a, b) for a, b in zip(cuda, after, strict=True))
-        return changed or not torch.equal(before, torch.random.get_rng_state())
+        drawn = changed or not torch.equal(before, torch.random.get_rng_state())
+        written = {name: leaf for name, leaf in _still(job).items() if _version(leaf) != versions[name]}
+        if written:  # once, as what is computed when it is first needed, or at every forward?
+            torch.random.set_rng_state(before)
+            _check_settled(job, index, written)
+        return drawn
+
+
+def _still(job: Job) -> dict[tuple[str, str], Tensor]:
+    """What all clients share and no step changes, as it is and as a forward in another precision computes with it."""
+    groups = {"": job.functional.constants, "in bfloat16": job.functional.computed}
+    return {(group, name): leaf for group, leaves in groups.items() for name, leaf in leaves.items()}
+
+
+def _version(leaf: Tensor) -> int:
+    """How often it was changed in place; of what was made in inference mode nobody counts."""
+    return 0 if leaf.is_inference() else leaf._version
+
+
+def _check_settled(job: Job, index: Tensor, written: dict[tuple[str, str], Tensor]) -> None:
+    """An error if a forward over the same rows changes any of it again."""
+    first = {place: leaf.clone() for place, leaf in written.items()}
+    losses(job, take(job.data.x, index), index)
+    trained = dict(job.functional.module.named_parameters())
+    for (group, name), leaf in written.items():
+        before = first[group, name]
+        if leaf.shape != before.shape or not torch.allclose(leaf, before, rtol=0, atol=0, equal_nan=True):
+            advice = "" if name in trained else ": register it with persistent=True, and each client has its own"
+            raise FedloomError(
+                f"Task.model, {name}: expected what does not train to stay as it is, got a forward that changes it in "
+                f"place every time{advice}"
+            )
 
 
 def _mismatch(job: Job, error: Exception) -> str:

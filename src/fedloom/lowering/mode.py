@@ -132,7 +132,7 @@ class Stacked(TorchFunctionMode):
         return y
 
     def _max_pool2d(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
-        windows = pooling.windows(input.shape[-2:], *args, **kwargs)
+        windows = pooling.windows(input.shape[-2:], *args, **kwargs) if input.dim() in (3, 4) else None
         return None if windows is None else self._pool(input, self._whole(input), windows)
 
     def _whole(self, input: Tensor) -> _Result | None:

@@ -67,10 +67,11 @@ def windows(
     >>> windows((9, 7), 3, stride=2, padding=1)
     Windows(cells=(3, 3), stride=(2, 2), before=(1, 1), size=(5, 4))
     """
-    cells = _pair(kernel_size)
-    steps, before = cells if stride is None or stride == [] else _pair(stride), _pair(padding)
-    halves = all(0 <= p <= k // 2 for p, k in zip(before, cells, strict=True))
-    if _pair(dilation) != (1, 1) or return_indices or min(cells + steps) < 1 or not halves:
+    cells, before = _pair(kernel_size), _pair(padding)
+    steps = cells if stride is None or stride == [] or stride == () else _pair(stride)
+    if cells is None or steps is None or before is None or _pair(dilation) != (1, 1) or return_indices:
+        return None
+    if min(cells + steps) < 1 or not all(0 <= p <= k // 2 for p, k in zip(before, cells, strict=True)):
         return None
     rows, columns = (_count(*axis, ceil_mode) for axis in zip(image, cells, steps, before, strict=True))
     return Windows(cells, steps, before, (rows, columns)) if min(rows, columns) > 0 else None
@@ -110,8 +111,12 @@ def by_kernel(input: Tensor, bias: Tensor | None, chosen: Windows, kernel: bool 
     return y
 
 
-def _pair(size: Size) -> Pair:
-    return (size, size) if isinstance(size, int) else (size[0], size[-1])
+def _pair(size: Any) -> Pair | None:
+    """Rows and columns; None for what torch may take, or refuse, in its own way."""
+    if isinstance(size, int):
+        return size, size
+    whole = isinstance(size, Sequence) and len(size) in (1, 2) and all(isinstance(each, int) for each in size)
+    return (size[0], size[-1]) if whole else None
 
 
 def _larger(best: Tensor, other: Tensor) -> Tensor:

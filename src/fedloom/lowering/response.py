@@ -30,7 +30,7 @@ def local_response_norm(
     Images have kernels where there are any, or where `kernel` asks for them, unless a setting is learnt or neighbours
     are very many.
     """
-    if input.dim() < 3 or input.numel() == 0:
+    if input.dim() < 3 or input.numel() == 0 or size < 1:
         return None
     numbers = not any(isinstance(each, Tensor) for each in (alpha, beta, k))
     few = sum(_reach(size, input.shape[1])) < _MOST_NEIGHBOURS
