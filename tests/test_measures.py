@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -173,7 +174,7 @@ def test_spread_of_norms_and_labels_of_the_cohort() -> None:
 
 
 def test_figures_of_a_history() -> None:
-    values = [0.1, None, 0.5, 0.2, 0.95, 0.9]
+    values = [0.1, None, 0.5, math.nan, 0.2, 0.95, 0.9]  # NaN where a round had no clients: nothing, once resumed
     history = History([{"round": t} if v is None else {"round": t, "train_accuracy": v} for t, v in enumerate(values)])
     assert history.rounds_to("train_accuracy", 0.5) == 3 and history.rounds_to("train_accuracy", 0.99) is None
     assert history.last("train_accuracy", 2) == pytest.approx(0.925) and history.best("train_accuracy") == 0.95

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from small_federations import classification, distance
 from test_executors import Dense
+from torch import Tensor, nn
 
 import fedloom as fl
 from fedloom.errors import Damaged
+from fedloom.transforms.base import chain
+from fedloom.transforms.optimizers import momentum, scale
+
+
+def noisy(x: Tensor, key: Tensor) -> Tensor:
+    return x + 1
+
 
 DATA = classification([20, 9, 31, 20, 5, 14])
 TASK = fl.Task(Dense)
@@ -65,6 +75,58 @@ def test_other_partitions_of_the_same_rows_and_other_samplers() -> None:
     )
 
 
+def test_other_partitions_of_rows_that_are_a_tuple() -> None:
+    both = dataclasses.replace(DATA, x=(DATA.x, 2 * DATA.x), test=None)  # type: ignore[operator]
+    other = dataclasses.replace(both, indices=both.indices.flip(0))
+    shared = SHARED | {"dtype": torch.float32}
+    trials: list[dict[str, Any]] = [{"algorithm": fl.fedavg(0.1), "data": data} for data in (both, other)]
+    stacked = fl.simulate_trials(fl.Task(Sum), both, trials, **shared)
+    for trial, together in zip(trials, stacked, strict=True):
+        alone = fl.simulate(fl.Task(Sum), trial["data"], trial["algorithm"], **shared)
+        assert distance(alone, together) <= 1e-5
+
+
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = Dense()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.dense(x + y)
+
+
+def test_seeds_are_whole_numbers_of_any_kind(tmp_path: Path) -> None:
+    check(
+        [
+            {"algorithm": fl.fedavg(0.1), "seed": np.int64(3)},
+            {"algorithm": fl.fedavg(0.1), "sampling_seed": np.int64(1)},
+        ]
+    )
+    fl.simulate(TASK, DATA, fl.fedavg(0.1), seed=np.int64(3), run_dir=tmp_path / "run", **SHARED)  # type: ignore[arg-type]
+    assert "seed = 3" in (tmp_path / "run" / "config.toml").read_text()
+    with pytest.raises(fl.FedloomError, match=r"sampling_seed: expected a whole number, got 1\.5"):
+        fl.simulate(TASK, DATA, fl.fedavg(0.1), sampling_seed=1.5, **SHARED)  # type: ignore[arg-type]
+
+
+def test_rates_that_go_alike_within_a_round() -> None:
+    within = fl.schedule.within_round
+    check([{"algorithm": fl.fednova(within(rate, 0.4)), "epochs": 1} for rate in (0.05, 0.1)])
+
+
+@pytest.mark.parametrize("options", [{}, {"executor": "loop"}])
+def test_servers_in_different_rounds(options: dict[str, Any]) -> None:
+    """A round with too few reports is none for a server; a link of the clients' chain may read which it is."""
+    falling = chain(scale(fl.schedule.staircase(1.0, 0.5, 1)), momentum(0.9), scale(0.1))
+    algorithm = fl.replace(fl.fedavg(0.1), client=falling, name="falling")
+    faulty = {"faults": fl.Fault("dropout", 0.5), "min_reports": 3, "seed": 1}
+    trials: list[dict[str, Any]] = [{"algorithm": algorithm}, {"algorithm": algorithm, **faulty}]
+    shared = SHARED | {"rounds": 6}
+    stacked = fl.simulate_trials(TASK, DATA, trials, **shared, **options)
+    assert not all(record["admitted"] for record in stacked[1].rounds)
+    for trial, together in zip(trials, stacked, strict=True):
+        assert distance(fl.simulate(TASK, DATA, **trial, **shared), together) <= 1e-12
+
+
 def test_one_that_diverges_ends_alone() -> None:
     steep = {"algorithm": fl.fedavg(client_lr=1e200, server_lr=1e200)}
     calm = {"algorithm": fl.fedavg(client_lr=0.1)}
@@ -95,11 +157,50 @@ def test_one_that_stops_leaves_the_others() -> None:
             [{"algorithm": fl.fedavg(0.1)}, {"algorithm": fl.fedavg(0.1), "data": classification([9, 9, 9])}],
             "trial 1: expected the rows of trial 0's data",
         ),
+        (
+            [{"algorithm": fl.fedavg(0.1)}, {"algorithm": fl.fedavg(fl.schedule.within_round(0.1, 0.5))}],
+            "differ from trial 0's in their rate",
+        ),
+        (
+            [{"algorithm": fl.fedavg(fl.schedule.within_round(0.1, share))} for share in (0.1, 0.5)],
+            "differ from trial 0's in their rate",
+        ),
+        (
+            [
+                {"algorithm": fl.replace(fl.fedavg(0.1), client=chain(scale(r), momentum(0.9), scale(r)))}
+                for r in (0.1, 0.5)
+            ],
+            "differ from trial 0's in their rate",
+        ),
+        (
+            [
+                {"algorithm": fl.fedavg(0.1)},
+                {"algorithm": fl.fedavg(0.1), "data": dataclasses.replace(DATA, augment=noisy)},
+            ],
+            "trial 1: expected trial 0's augmentation",
+        ),
+        (
+            [{"algorithm": fl.fedavg(0.1), "faults": fl.Fault("label_flip", 0.5), "seed": seed} for seed in range(2)],
+            "trial 1: expected labels flipped for trial 0's clients",
+        ),
+        ([{"algorithm": fl.fedavg(0.1), "run_dir": "here"}] * 2, "a folder for each trial, got .*here twice"),
     ],
 )
 def test_mistakes(trials: list[dict[str, Any]], match: str) -> None:
+    """What would train otherwise than alone is refused."""
     with pytest.raises(fl.FedloomError, match=match):
         fl.simulate_trials(TASK, DATA, trials, **SHARED)
+
+
+def test_frozen_parts_that_are_drawn_with_the_seed_are_refused() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 5).requires_grad_(False), nn.Tanh(), nn.Linear(5, 4))
+
+    trials = [{"algorithm": fl.fedavg(0.1), "seed": seed} for seed in (0, 1)]
+    with pytest.raises(fl.FedloomError, match=r"trial 1, 0\.weight: expected what does not train as trial 0 has it"):
+        fl.simulate_trials(fl.Task(model), DATA, trials, **SHARED)
+    alike = [{"algorithm": fl.fedavg(rate)} for rate in (0.1, 0.2)]
+    assert len(fl.simulate_trials(fl.Task(model), DATA, iter(alike), **SHARED)) == 2  # type: ignore[arg-type]
 
 
 TOGETHER = SHARED | {"rounds": 6}

@@ -31,6 +31,10 @@ class AllDiverged(Diverged):
         FedloomError.__init__(self, message)
 
 
+class Unlike(FedloomError):
+    """Runs that cannot be trained in one stack, and can one by one."""
+
+
 class OutOfMemory(FedloomError):
     """What cannot be made smaller does not fit the device's memory."""
 

@@ -32,8 +32,9 @@ class History:
         return {key: leaves[name] for key, name in self.names.items()}
 
     def values(self, metric: str) -> list[tuple[int, float]]:
-        """(round, value) of every round the metric was measured in."""
-        return [(record["round"], record[metric]) for record in self.rounds if record.get(metric) is not None]
+        """(round, value) of every round the metric was measured in; a NaN, as of a round without clients, is none."""
+        found = [(record["round"], record.get(metric)) for record in self.rounds]
+        return [(round, value) for round, value in found if value is not None and value == value]
 
     def _measured(self, metric: str) -> list[tuple[int, float]]:
         values = self.values(metric)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from fedloom import capacity
 from fedloom.algorithm import Algorithm
 from fedloom.batches import Batching
 from fedloom.data.federated import FederatedData, count
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, Unlike
 from fedloom.estimate import estimate_accumulator
 from fedloom.evaluation import check_places
 from fedloom.faults import Fault, Faults, as_faults
@@ -24,6 +25,7 @@ from fedloom.sampling import as_sampler, cohort_size
 from fedloom.system import System
 from fedloom.task import Task
 from fedloom.trial import Setup
+from fedloom.types import Params
 
 CHEAP = 1000
 """A test set of this many rows is evaluated every round: one batch, whatever the training costs."""
@@ -42,7 +44,9 @@ class Place:
             if data is before:
                 return after
             if data.x is before.x and data.y is before.y and data.test is before.test:
-                return replace(data, x=after.x, y=after.y, test=after.test).to(self.device, self.dtype)
+                none = data.offsets[:0]  # a move would make a tuple or a dict of rows anew
+                own = replace(data, x=none, y=none, test=None).to(self.device, self.dtype)
+                return replace(own, x=after.x, y=after.y, test=after.test)
         self.moved.append((data, data.to(self.device, self.dtype)))
         return self.moved[-1][1]
 
@@ -63,7 +67,8 @@ def prepared(given: Mapping[str, Any], place: Place) -> Setup:
     batching = Batching(*(given[name] for name in ("epochs", "steps", "batch_size", "drop_last")))
     every = given["eval_every"]
     check_counts(rounds=rounds, eval_every=1 if every is None else every)
-    seed, draw_seed = given["seed"], given["sampling_seed"]
+    seed = _seed("seed", given["seed"])
+    draw_seed = seed if given["sampling_seed"] is None else _seed("sampling_seed", given["sampling_seed"])
     who = as_sampler(given["sampler"])
     capacity.check_model(task, data, place.device, place.dtype)
     cohort, system, data = given["cohort"], given["system"] or System(), place.put(data)
@@ -89,7 +94,6 @@ def prepared(given: Mapping[str, Any], place: Place) -> Setup:
         estimate = estimate_accumulator(task, data, functional.leaves, seed, batch_size=batching.batch_size)
         recorded["initial_accumulator"] = estimate
         algorithm = replace(algorithm, server=algorithm.server.resolve(estimate))
-    draw_seed = seed if draw_seed is None else draw_seed
     wrong = Faults(faults, draw_seed, data.population)
     setup = Setup(
         task=task,
@@ -115,34 +119,63 @@ def prepared(given: Mapping[str, Any], place: Place) -> Setup:
     return under_terms(setup)
 
 
+def _seed(what: str, given: Any) -> int:
+    """NumPy's whole numbers too."""
+    try:
+        return operator.index(given)
+    except TypeError:
+        raise FedloomError(f"{what}: expected a whole number, got {given!r}") from None
+
+
 def check_stackable(setups: Sequence[Setup]) -> None:
-    """Runs in one stack have the same rows, and clients that differ in their rates alone."""
+    """Runs in one stack have the same rows and frozen parts, and clients that differ in their rates alone."""
     first = setups[0]
     expected = client_work(first.algorithm)
     for number, setup in enumerate(setups[1:], start=1):
-        if setup.data.x is not first.data.x or setup.trained_on.y is not first.trained_on.y:
-            raise FedloomError(f"simulate_trials trial {number}: expected the rows of trial 0's data, got others")
+        where, alone = f"simulate_trials trial {number}", "run it by itself"
+        if setup.data.x is not first.data.x:
+            raise Unlike(f"{where}: expected the rows of trial 0's data, got others: {alone}")
+        if setup.trained_on.y is not first.trained_on.y:
+            raise Unlike(f"{where}: expected labels flipped for trial 0's clients, got others': {alone}")
+        if setup.functional.augment != first.functional.augment:
+            raise Unlike(f"{where}: expected trial 0's augmentation of data, got another: {alone}")
+        if (leaf := _other(first.functional.constants, setup.functional.constants)) is not None:
+            raise Unlike(f"{where}, {leaf}: expected what does not train as trial 0 has it, got other numbers: {alone}")
         if (got := client_work(setup.algorithm)) != expected:
-            raise FedloomError(
-                f"simulate_trials trial {number}: expected clients that differ from trial 0's in their rate alone, "
-                f"{expected}; got {got}: run it by itself"
+            raise Unlike(
+                f"{where}: expected clients that differ from trial 0's in their rate alone, {expected}; "
+                f"got {got}: {alone}"
             )
 
 
+def _other(ours: Params, theirs: Params) -> str | None:
+    """The first leaf that is not the same in both."""
+    if ours.keys() != theirs.keys():
+        return next(iter(ours.keys() ^ theirs.keys()))
+    pairs = ((name, leaf, theirs[name]) for name, leaf in ours.items())
+    return next((name for name, a, b in pairs if a is not b and not torch.equal(a, b)), None)
+
+
 def client_work(algorithm: Algorithm) -> str:
-    """What clients do, up to the learning rate: names show every setting of a part."""
+    """What clients do, up to a round's learning rate: names show every setting of a part.
+
+    The rate is that of the last link; how it goes on within a round is theirs to share.
+    """
     client = repr(algorithm.client)
-    if algorithm.client.rates is not None:
-        client = client.replace(f"scale({algorithm.client.rates})", "scale(rate)")
+    if (rates := algorithm.client.rates) is not None:
+        before, _, after = client.rpartition(f"scale({rates})")
+        client = f"{before}scale(rate{'' if rates.shape is None else f', {rates.shape!r}'}){after}"
     return f"{algorithm.work!r}, {client}, {algorithm.memory!r}"
 
 
 def settings(given: Mapping[str, Any], setup: Setup) -> dict[str, Any]:
-    kept = ("rounds", "epochs", "steps", "batch_size", "drop_last", "seed", "sampling_seed", "eval_every", "alignment")
+    kept = ("rounds", "epochs", "steps", "batch_size", "drop_last", "eval_every", "alignment")
     return {
         "algorithm": repr(setup.algorithm),
         "cohort": sizes(given["cohort"], given["rounds"]),
         **{name: given[name] for name in kept},
+        "seed": setup.seed,
+        "sampling_seed": None if given["sampling_seed"] is None else setup.draw_seed,
         "sampler": setup.sampler.name,
         "evaluate_on": list(setup.evaluate_on),
         "system": vars(setup.system),

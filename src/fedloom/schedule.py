@@ -150,12 +150,18 @@ def within_round(rate: Rate, warmup: float = 0.06) -> Schedule:
     tensor(0.5000, dtype=torch.float64)
     """
     base = as_schedule(rate, "within_round")
+    return Schedule(f"within_round({base}, {warmup:g})", base.rate, _UpAndDown(warmup))
 
-    def shape(step: int | Tensor, steps: int | Tensor) -> Tensor:
+
+@dataclass(frozen=True)
+class _UpAndDown:
+    """A shape that says what it is: runs whose rates have the same one are trained in one stack."""
+
+    warmup: float
+
+    def __call__(self, step: int | Tensor, steps: int | Tensor) -> Tensor:
         count = torch.as_tensor(steps, dtype=torch.float64)
-        rising = torch.ceil(warmup * count)
+        rising = torch.ceil(self.warmup * count)
         up = step / rising.clamp(min=1.0)
         down = (count - step) / (count - rising).clamp(min=1.0)
         return torch.where(step < rising, up, down.clamp(min=0.0))
-
-    return Schedule(f"within_round({base}, {warmup:g})", base.rate, shape)

@@ -147,6 +147,7 @@ def simulate_trials(
     }
     for name in RUNNING:
         del defaults[name]
+    trials = list(trials)
     known = {*defaults, "algorithm", "data"}
     for name in (*shared, *(name for trial in trials for name in trial)):
         if name not in known:
@@ -164,6 +165,10 @@ def simulate_trials(
         if "algorithm" not in {**shared, **trial}:
             raise FedloomError(f"simulate_trials trial {number}: expected an algorithm, got none")
     given = [{"task": task, "data": data, **defaults, **shared, **trial} for trial in trials]
+    places = [Path(each["run_dir"]).resolve() for each in given if each["run_dir"] is not None]
+    for number, place in enumerate(places):
+        if place in places[:number]:
+            raise FedloomError(f"simulate_trials run_dir: expected a folder for each trial, got {place} twice")
     how = _How(executor, device, dtype, chunk, compile, precision, deterministic, progress, resume, allow)
     return _run(given, how)
 
@@ -371,18 +376,24 @@ def _together(live: Sequence[Trial], t: int, job: Job, choice: Choice, trusting:
 
 
 def _stacks(job: Job, parts: Sequence[Sequence[Part]]) -> Iterator[list[Part]]:
-    """Parts of all trials that train at once: the first of each together, then the second, as many as fit."""
+    """Parts of all trials that train at once: the first of each together, then the second, as many as fit.
+
+    Trials whose servers are in the same round, that is: some may have had one without enough reports.
+    """
     for abreast in zip_longest(*parts):
         stack: list[Part] = []
-        for part in abreast:
-            if part is None:
-                continue
-            if stack and sum(len(each.clients) for each in stack) + len(part.clients) > job.chunk:
+        for part in sorted((each for each in abreast if each is not None), key=_server_round):
+            full = sum(len(each.clients) for each in stack) + len(part.clients) > job.chunk
+            if stack and (full or _server_round(stack[0]) != _server_round(part)):
                 yield stack
                 stack = []
             stack.append(part)
         if stack:
             yield stack
+
+
+def _server_round(part: Part) -> int:
+    return part.assignment.server_round
 
 
 def _resolved(job: Job, choice: Choice, target: torch.device, precision: str, ranks: Ranks) -> dict[str, Any]:

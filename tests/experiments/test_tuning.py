@@ -474,3 +474,21 @@ def test_the_documented_files_are_right() -> None:
 def test_a_tune_file_is_not_run_by_mistake() -> None:
     with pytest.raises(fl.FedloomError, match="use fedloom tune"):
         schema.read(TEXT)
+
+
+# What cannot share a stack --------------------------------------------------------------------------------------------
+
+
+def test_runs_that_cannot_share_a_stack_train_one_by_one(tmp_path: Path) -> None:
+    """Labels are flipped for clients that a seed draws, and rates that go otherwise within a round are not alike."""
+    flipped = 'faults = [{ kind = "label_flip", rate = 0.2 }]\nseeds = [0, 1]\n' + TEXT
+    best, _, _ = tuned(tmp_path / "flipped", "rounds=2", text=flipped)
+    assert best
+    shapes = """
+    "algorithm.client_lr" = [0.3, { schedule = "within_round", rate = 0.3, warmup = 0.06 }]
+    """
+    within = TEXT[: TEXT.index("[tune.grid]")] + f"epochs = 3\n[tune]\nselect = 'train_loss'\n[tune.grid]{shapes}"
+    _, together, _ = tuned(tmp_path / "together", text=within)
+    _, apart, _ = tuned(tmp_path / "apart", "tune.together=1", text=within)
+    scores = [[point["score"] for point in stored["points"]] for stored in (together, apart)]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-6) and scores[0][0] != scores[0][1]

@@ -95,7 +95,7 @@ class Stack:
     carry: Carry
     own: dict[str, Any]  # beside the batches, what a step reads of a client: steps, rate, row, anchor, shared
     axes: dict[str, int | None]  # of `own`, in its order, for `vmap`: None where all clients share it
-    round: int | None  # of the server; None where stacked runs have come to different ones
+    round: int  # of the server
     t: int = 0  # of the run, for messages
     begin: int = 0  # the step of the plan that it goes on with
 
@@ -105,9 +105,9 @@ class Stack:
         return params
 
 
-def info(job: Job, round: int | None, step: int | Tensor, own: dict[str, Any]) -> Info:
+def info(job: Job, round: int, step: int | Tensor, own: dict[str, Any]) -> Info:
     """What a client's transform is told at a step; `own` is its part of the stack's."""
-    return Info(-1 if round is None else round, {}, step=step, schedule=job.algorithm.client.rates, **own)
+    return Info(round, {}, step=step, schedule=job.algorithm.client.rates, **own)
 
 
 Runner = Callable[[Job, Stack, Callable[..., Carry]], Carry]
@@ -234,13 +234,12 @@ def _stacked(job: Job, parts: Sequence[Part]) -> Stack:
     shared = _joined([_repeat(run.shared, size) for run, size in sized]) if several else first.shared
     rates = [run.rates.rate(run.server_round) for run, size in sized for _ in range(size)]
     rate = to_device(torch.tensor(rates, dtype=torch.float64), carry["loss"].device)
-    rounds = {run.server_round for run, _ in sized}
     return Stack(
         NO_PLAN,
         carry,
         {"rate": rate, "row": row, "anchor": anchor, "shared": shared},
         {"rate": 0, "row": 0, "anchor": 0 if several else None, "shared": 0 if several else None, "steps": 0},
-        first.server_round if len(rounds) == 1 else None,
+        first.server_round,
         first.round,
     )
 

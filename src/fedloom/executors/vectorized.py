@@ -119,7 +119,7 @@ def _step(job: Job, stack: Stack, s: int, step: Step) -> Carry:
     return after if narrowest > 0 else where_at_work(sizes > 0, after, carry)
 
 
-def client_step(job: Job, round: int | None, s: int | Tensor, step: Step) -> Step:
+def client_step(job: Job, round: int, s: int | Tensor, step: Step) -> Step:
     """One client's step, to be stacked."""
 
     def one(carry: Carry, batch: Batch, mask: Tensor | None, size: Tensor, key: Tensor, own: dict[str, Any]) -> Carry:

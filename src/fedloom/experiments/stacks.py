@@ -13,7 +13,7 @@ from fedloom.callbacks import Callback
 from fedloom.data.catalog import Shelf, options_of
 from fedloom.differences import difference
 from fedloom.documents import left_behind, read_records
-from fedloom.errors import Changed, Damaged, Diverged, FedloomError
+from fedloom.errors import Changed, Damaged, Diverged, FedloomError, Unlike
 from fedloom.evaluation import names
 from fedloom.experiments import build
 from fedloom.experiments.adoption import NOT_THE_NUMBERS, complete
@@ -154,8 +154,12 @@ def _simulate(
     shared = {name: trials[0][name] for name in (*RUNNING, *ALIKE) if name in trials[0]}
     own = [{name: value for name, value in trial.items() if name not in shared} for trial in trials]
     task = build.build_task(experiment.model, trials[0]["data"], data_folder)
-    going_on: dict[str, Any] = {"resume": True, "allow": NOT_THE_NUMBERS}
-    return simulate_trials(task, trials[0]["data"], own, **shared, **going_on, progress=progress)
+    going_on: dict[str, Any] = {"resume": True, "allow": NOT_THE_NUMBERS, "progress": progress}
+    try:
+        return simulate_trials(task, trials[0]["data"], own, **shared, **going_on)
+    except Unlike:  # a frozen part drawn with the seed, say, or labels flipped for other clients
+        alone = [simulate_trials(task, each["data"], [each], **shared, **going_on) for each in own]
+        return [history for histories in alone for history in histories]
 
 
 def _callback(run: StudyRun, watch: Callable[[StudyRun, Mapping[str, Any]], None]) -> Callable[[dict[str, Any]], bool]:
