@@ -130,8 +130,9 @@ def simulate_trials(
     A trial is a dict of what is its own: `algorithm`, `seed`, `sampling_seed`, `sampler`, `cohort`, `params`, `system`,
     `faults`, `min_reports`, `callbacks`, `run_dir`, or `data` with another partition of the same rows. Everything else
     is `shared`. Clients of all trials train in one stack, so the clients' optimizers may differ in their learning rates
-    alone, and what does not train is the same in all. A trial that diverges ends there, which its `history.diverged` says; the others go on. With `resume` trials
-    go on from the last states in their `run_dir`, which all of a stack write after the same rounds.
+    alone, and what does not train is the same in all. A trial that diverges ends there, which its `history.diverged`
+    says; the others go on. With `resume` trials go on from the last states in their `run_dir`, which all of a stack
+    write after the same rounds.
 
     >>> import fedloom as fl
     >>> data = fl.load("digits", partition="iid", clients=10)
