@@ -14,7 +14,7 @@ from torch import Tensor
 
 import fedloom as fl
 from fedloom import random
-from fedloom.batches import Batching, Plan, plan
+from fedloom.batches import Batching, Plan, joined, plan
 
 SIZES = st.lists(st.integers(1, 23), min_size=1, max_size=6)
 EPOCHS = st.integers(1, 3)
@@ -211,3 +211,13 @@ def test_a_small_client_does_not_go_through_a_large_ones_rows(monkeypatch: pytes
     made = everyone([2000, 4], Batching(steps=50, batch_size=4))
     assert made.steps.tolist() == [50, 50]
     assert 2000 + 50 * 4 <= shuffled <= 4 * (2000 + 50 * 4)
+
+
+def test_a_client_without_a_batch_stands_beside_others() -> None:
+    data, batching = federation([2, 9]), Batching(1, None, 4, drop_last=True)
+    none, some = (plan(data, torch.tensor([client]), batching, 0, 0) for client in (0, 1))
+    for plans in ([none, some], [some, none]):
+        made = joined(plans)
+        assert sorted(made.steps.tolist()) == [0, 2] and made.index.shape == (2, 2, 4)
+        place = int(made.clients.tolist().index(1))
+        assert batches(made, place) == batches(some, 0)

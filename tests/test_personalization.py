@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from small_federations import EXECUTORS, POINT, always, classification, digest, linear, quadratics, split
 from torch import Tensor, nn
 
 import fedloom as fl
+from fedloom.data.catalog import _deal
+from fedloom.data.holdout import hold_out
+from fedloom.data.source import Source
 from fedloom.types import Params
 
 SIZES = [9, 14, 6, 11]
@@ -135,6 +139,22 @@ def test_a_model_with_statistics_and_frozen_leaves(dtype: torch.dtype) -> None:
 def test_it_needs_test_rows_of_the_clients() -> None:
     with pytest.raises(fl.FedloomError, match=r"personalize: expected data with per-client test rows, got none"):
         fl.personalize(linear(), classification(SIZES), {}, fl.fedavg(0.1))
+
+
+def test_it_needs_them_of_those_who_train() -> None:
+    """As many clients to test on, allocated as those to train on are, are strangers all the same."""
+    tree = np.repeat(np.arange(4), 5), np.repeat(np.arange(2), 10)
+    x, y = np.zeros((20, 6), np.float32), tree[0]
+    source = Source(x, y, test=(x, y), fine=tree[0], coarse=tree[1], test_tree=tree)
+    data = _deal("cifar100", source, None, "pachinko", 4, 0, {"per_client": 5})
+    assert data.client_test is not None and len(data.client_test[1]) == data.population + 1
+    held = hold_out(classification([5] * 5, client_test=[[k] for k in range(5)]), 0.2)
+    params = {"weight": torch.zeros(4, 6), "bias": torch.zeros(4)}
+    for strangers in (data, held):
+        with pytest.raises(
+            fl.FedloomError, match=r"expected test rows of the 4 clients, got those of . clients of their own"
+        ):
+            fl.personalize(linear(), strangers, params, fl.fedavg(0.1))
 
 
 @pytest.mark.parametrize(

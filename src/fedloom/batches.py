@@ -132,7 +132,8 @@ def joined(plans: Sequence[Plan]) -> Plan:
         if not short and not narrow:
             return plan
         index = torch.nn.functional.pad(plan.index, (0, narrow, 0, short))
-        padding = plan.index[:, :1, :1].expand(-1, steps, rows)
+        first = plan.index[:, :1, :1] if plan.index[:1].numel() else plan.index.new_zeros(len(plan.clients), 1, 1)
+        padding = first.expand(-1, steps, rows)
         real = torch.nn.functional.pad(torch.ones_like(plan.index, dtype=torch.bool), (0, narrow, 0, short))
         sizes, keys = (torch.nn.functional.pad(each, (0, short)) for each in (plan.sizes, plan.keys))
         return replace(plan, index=torch.where(real, index, padding), sizes=sizes, keys=keys)

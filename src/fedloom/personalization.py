@@ -64,7 +64,7 @@ def personalize(
     assert data.test is not None and data.client_test is not None
     x, y = data.test
     index, offsets = data.client_test
-    if len(offsets) - 1 != data.population:
+    if data.test_strangers or len(offsets) - 1 != data.population:
         got = f"{len(offsets) - 1} clients of their own"
         raise FedloomError(f"personalize: expected test rows of the {data.population} clients, got those of {got}")
     chosen = (torch.arange(data.population) if clients is None else clients.cpu()).sort().values

@@ -343,6 +343,7 @@ def outcome(*values: float | None, diverged: str | None = None, target: float | 
         ({"kind": "catastrophic", "scale": 1.0}, 0.0),
         ({"kind": "catastrophic", "metric": "train_accuracy", "scale": 1.0}, 1.0),
         ({"kind": "catastrophic", "metric": "train_accuracy", "scale": 1.0, "chance": 0.2}, 0.0),
+        ({"kind": "catastrophic", "metric": "train_accuracy", "scale": 1.0, "until": 1}, 0.0),  # not yet
         ({"kind": "curve"}, None),
     ],
 )
@@ -496,6 +497,18 @@ def test_an_unreached_target_is_slower_than_any_and_two_of_them_say_nothing() ->
         ]
         [verdict] = decide(study, found)
         assert (verdict.holds, verdict.of) == (holds, 1)
+
+
+def test_gains_between_targets_that_were_never_reached_say_nothing() -> None:
+    study = read_study(TEXT)
+    claim = Claim(text="it does", kind="diminishing", axis="clients", values=["6", "8", "9"])
+    study = study.model_copy(update={"claims": [claim]})
+    never, reached = Measured((None,), best=1.0, never=1), Measured((5.0,))
+    for measured in ((reached, never, never), (never, never, reached)):
+        cells = zip(("6", "8", "9"), measured, strict=True)
+        found = [Result({"method": "FedAvg", "clients": size}, study.measures[0], each) for size, each in cells]
+        [verdict] = decide(study, found)
+        assert verdict.holds is None
 
 
 def test_no_seed_is_left_out_of_what_claims_compare() -> None:

@@ -203,9 +203,9 @@ def _deal(
     if first is not None:  # a tuple or a dict of tensors would be a new one
         data = replace(data, x=first.x, y=first.y, test=first.test)
     if partition == "pachinko" and source.test_tree is not None:
-        data = replace(data, client_test=_test_clients(*source.test_tree, seed, options))
+        data = replace(data, client_test=_test_clients(*source.test_tree, seed, options), test_strangers=True)
     if partition == "natural" and data.client_test is None and source.test_owners is not None:
-        data = replace(data, client_test=_strangers(source.test_owners))
+        data = replace(data, client_test=_strangers(source.test_owners), test_strangers=True)
     return replace(data, words=source.words, classes=data.classes if source.classes is None else source.classes)
 
 

@@ -44,6 +44,7 @@ def hold_out(data: FederatedData, share: float = 0.2, seed: int = 0) -> Federate
         indices=indices,
         offsets=_offsets([len(part) for part in parts]).to(indices.device),
         held_out=own,
+        test_strangers=data.client_test is not None,  # it has the others too
     )
 
 

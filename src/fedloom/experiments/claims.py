@@ -146,7 +146,8 @@ def _diminishing(claim: Claim, row: Row) -> bool | None:
     if any(value not in row for value in claim.values):
         return None
     numbers = [row[value] for value in claim.values]
-    return numbers[-1] - numbers[-2] <= numbers[1] - numbers[0] + claim.margin
+    first, last = numbers[1] - numbers[0], numbers[-1] - numbers[-2]
+    return None if math.isnan(first) or math.isnan(last) else last <= first + claim.margin  # neither was reached
 
 
 def _window(claim: Claim, row: Row) -> bool:

@@ -202,9 +202,10 @@ def _total_to(measure: Measure, outcome: Outcome) -> float | None:
 def _catastrophic(measure: Measure, outcome: Outcome) -> float | None:
     from fedloom.history import History  # torch, by then loaded for the runs
 
-    if outcome.diverged is not None:
+    until = measure.until or math.inf
+    if outcome.diverged is not None and len(outcome.rounds) < until:
         return 1.0
-    history = History(rounds=[dict(record) for record in outcome.rounds])
+    history = History(rounds=[dict(record) for record in outcome.rounds if int(record["round"]) < until])
     return float(history.catastrophic(measure.metric, measure.chance))
 
 
