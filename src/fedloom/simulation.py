@@ -1,12 +1,11 @@
-"""The run loop: choose a cohort, train a stack of clients, turn their updates into one pseudo-gradient, step."""
+"""Runs, alone or stacked: what is asked for is checked and put in its place, and they go through their rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, fields, replace
 from inspect import signature
-from itertools import zip_longest
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,12 @@ from fedloom.cadence import Cadence
 from fedloom.callbacks import Callback, begin
 from fedloom.data.federated import FederatedData
 from fedloom.determinism import deterministic as repeatable
-from fedloom.errors import Diverged, FedloomError, OutOfMemory, choose
+from fedloom.errors import FedloomError, choose
 from fedloom.executors.auto import Choice, resolve
 from fedloom.executors.crew import operations_on
-from fedloom.executors.job import Job, Part, cut
+from fedloom.executors.job import Job
 from fedloom.faults import Fault
 from fedloom.history import History
-from fedloom.interruption import Interrupted, check, noted
 from fedloom.precision import PRECISIONS, tensor_float
 from fedloom.preparation import Place, check_stackable, prepared, settings
 from fedloom.private_setup import with_ledger
@@ -33,12 +31,13 @@ from fedloom.progress import rounds_bar
 from fedloom.ranks import Ranks, current, local_device
 from fedloom.records import Records
 from fedloom.resumption import newest
+from fedloom.rounds import drive
 from fedloom.rundir import CONFIG, enter
 from fedloom.sampling import Sampler, cohort_size
-from fedloom.server_graphs import ServerGraphs, beside, join, servers
+from fedloom.server_graphs import ServerGraphs, servers
 from fedloom.system import System
 from fedloom.task import Task
-from fedloom.trial import Round, Setup, Trial
+from fedloom.trial import Setup, Trial
 from fedloom.types import Params
 
 
@@ -254,7 +253,7 @@ def _run_all(runs: Sequence[dict[str, Any]], how: _How, target: torch.device) ->
             trials.append(_trial(setup, history, given, resume, how.allow, len(runs) > 1))
             begin(setup.callbacks, history.resolved)
         with random.generator_kept(job.draws), operations_on(choice.threads.aside):
-            _drive(trials, job, choice, cadence)
+            drive(trials, job, choice, cadence)
         for trial in trials:
             trial.history.resolved |= choice.notes
         return [trial.history if trial.history.diverged else trial.finish() for trial in trials]
@@ -294,107 +293,6 @@ def _trial(
     if found is not None:
         trial.restore(found)
     return trial
-
-
-def _drive(trials: Sequence[Trial], job: Job, choice: Choice, cadence: Cadence) -> None:
-    """All rounds of all trials, in step; their states are written after the same rounds."""
-    launched = trials[0].setup.ranks.launched
-    kept = any(trial.records.directory is not None for trial in trials)
-
-    def alone(trial: Trial, t: int) -> None:
-        _round([trial], t, job, choice, trusting=False)
-
-    def settle(trial: Trial, ahead: int) -> None:
-        try:
-            while len(trial.pending) > ahead:
-                trial.settle(alone)
-        except Diverged as error:
-            trial.history.diverged, trial.over = error, True
-
-    with noted() if kept and not launched else nullcontext():
-        try:
-            for t in range(trials[0].setup.rounds):
-                live = [trial for trial in trials if not trial.over and trial.start <= t]
-                if not live:
-                    continue
-                _round(live, t, job, choice)
-                due = kept and (launched or cadence.due())
-                for trial in live:
-                    settle(trial, 1 if trial.ahead and not due else 0)
-                if due:
-                    with cadence.writing():
-                        for trial in live:
-                            trial.keep()
-            for trial in trials:
-                settle(trial, 0)
-            check()
-            for trial in trials:
-                trial.keep()  # before any of them is finished
-        except Interrupted:
-            for trial in trials:
-                trial.leave()
-            raise
-
-
-def _round(live: Sequence[Trial], t: int, job: Job, choice: Choice, trusting: bool = True) -> None:
-    """Round t of the trials; what the servers find no memory for is done again with half as many clients at a time."""
-    left = list(live)
-    while left:
-        try:
-            _together(left, t, job, choice, trusting)
-            return
-        except torch.OutOfMemoryError as error:
-            said = f"round {t}: the servers' part does not fit the device's memory: {error}"
-            cause = error.with_traceback(None)  # which would keep what is to be given back
-        left = [trial for trial in left if not (trial.pending and trial.pending[-1].t == t)]
-        # a round that is charged for is not begun twice, nor one that other ranks are in
-        final = any(trial.setup.ledger is not None or trial.setup.ranks.world > 1 for trial in left)
-        if left and (final or not choice.halve()):
-            fewer = "chunk" if final and choice.executor == "vectorized" and choice.chunk > 1 else "cohort"
-            raise OutOfMemory(f"{said}; pass a smaller {fewer}, or run fewer at once") from cause
-
-
-def _together(live: Sequence[Trial], t: int, job: Job, choice: Choice, trusting: bool) -> None:
-    """Round t of the trials: their cohorts train as one."""
-    job.functional.module.train()
-    begun: dict[int, tuple[Trial, Round]] = {}
-    parts: list[list[Part]] = []
-    for trial in live:
-        round, assignment = trial.begin(t, trusting and trial.ahead)
-        begun[id(assignment)] = trial, round
-        parts.append(cut(job, assignment, round.drawn.clients, trial.setup.ranks))
-    for trained in choice.run(job, _stacks(job, parts)):
-        check()
-        trial, round = begun[id(trained.part.assignment)]
-        trial.take(round, trained)
-    try:
-        for trial, round in begun.values():
-            with beside(trial.setup.shortcut):
-                trial.close(round)
-    finally:
-        for trial in live:
-            join(trial.setup.shortcut)
-
-
-def _stacks(job: Job, parts: Sequence[Sequence[Part]]) -> Iterator[list[Part]]:
-    """Parts of all trials that train at once: the first of each together, then the second, as many as fit.
-
-    Trials whose servers are in the same round, that is: some may have had one without enough reports.
-    """
-    for abreast in zip_longest(*parts):
-        stack: list[Part] = []
-        for part in sorted((each for each in abreast if each is not None), key=_server_round):
-            full = sum(len(each.clients) for each in stack) + len(part.clients) > job.chunk
-            if stack and (full or _server_round(stack[0]) != _server_round(part)):
-                yield stack
-                stack = []
-            stack.append(part)
-        if stack:
-            yield stack
-
-
-def _server_round(part: Part) -> int:
-    return part.assignment.server_round
 
 
 def _resolved(job: Job, choice: Choice, target: torch.device, precision: str, ranks: Ranks) -> dict[str, Any]:
