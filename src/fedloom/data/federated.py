@@ -45,10 +45,10 @@ class FederatedData:
     """Rows of clients that do not train, to validate on."""
     row_weights: Tensor | None = None
     """What each row adds to its client's weight in an average (its tokens, say); one unless given."""
-    test_strangers: bool = False
-    """Whether the clients of `client_test` are not those that train, by their numbers."""
     words: tuple[str, ...] | None = None
     """What the numbers 1, 2, ... in `x` stand for, where they are words."""
+    test_strangers: bool = False
+    """Whether client k of `client_test` is another than client k, who trains."""
 
     @property
     def population(self) -> int:

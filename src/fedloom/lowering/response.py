@@ -41,7 +41,8 @@ def local_response_norm(
 
 
 def _plain(x: Tensor, size: int, alpha: float, beta: float, k: float) -> Tensor:
-    return x / _scale(x, size, alpha, k) ** beta
+    squares = _around(x * x, *_reach(size, x.shape[1]), axis=1)
+    return x / (squares / size * alpha + k) ** beta
 
 
 def _reach(size: int, channels: int) -> tuple[int, int]:
@@ -54,10 +55,6 @@ def _around(x: Tensor, before: int, after: int, axis: int) -> Tensor:
     count, trailing = x.shape[axis], (0, 0) * (x.dim() - 1 - axis % x.dim())
     padded = F.pad(x, (*trailing, before, after))
     return reduce(torch.add, [padded.narrow(axis, start, count) for start in range(before + after + 1)])
-
-
-def _scale(x: Tensor, size: int, alpha: float, k: float, axis: int = 1) -> Tensor:
-    return _around(x * x, *_reach(size, x.shape[axis]), axis) / size * alpha + k
 
 
 class ResponseNorm(torch.autograd.Function):
